@@ -13,7 +13,7 @@ from holdfast.cli.options import json_option
 @json_option
 @click.option(
     "--workspace",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path(),
     help="Workspace to read the configuration of.",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from holdfast.cli.format import format_count, format_usd, print_json, replace_unprintable
-from holdfast.cli.options import json_option
+from holdfast.cli.options import convert_to_option_error, json_option
 from holdfast.errors import UserError
 from holdfast.redaction import REDACTION_MASK, redact_secrets
 
@@ -127,7 +127,8 @@ def command(
     program = CLIENTS[client or CLIENT_NAMES[0]]
     folder = Path.cwd() if project else None
     connected_url = find_connected_url(program, os.environ, project=folder) if check and client else None
-    address = check_gateway_url(url or connected_url or DEFAULT_URL)
+    with convert_to_option_error():
+        address = check_gateway_url(url or connected_url or DEFAULT_URL)
     access = GatewayAccess(address, _check_key(key), replace_provider_key, _choose_providers(program, providers))
     if check:
         # The client would send its call to the other gateway.

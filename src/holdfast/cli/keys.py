@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, print_json
-from holdfast.cli.options import db_option, json_option, parse_expiry
+from holdfast.cli.options import convert_to_option_error, db_option, json_option, parse_expiry
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -69,15 +69,18 @@ def create_key(
 
     now = system_clock()
     expires_at = None if expires is None else parse_expiry(expires, now)
-    created = make_key(scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=expires_at)
-    row = assign_account(created.row, user=user, team=team)
-    row = assign_limits(
-        row,
-        budget_usd_a_day=budget_usd_day,
-        requests_a_minute=requests_a_minute,
-        budget_usd_a_month=budget_usd_month,
-        models=models,
-    )
+    with convert_to_option_error():
+        created = make_key(
+            scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=expires_at
+        )
+        row = assign_account(created.row, user=user, team=team)
+        row = assign_limits(
+            row,
+            budget_usd_a_day=budget_usd_day,
+            requests_a_minute=requests_a_minute,
+            budget_usd_a_month=budget_usd_month,
+            models=models,
+        )
     with open_store_with_records(db) as (_, records):
         records.add_key(row)
     if as_json:
@@ -167,22 +170,24 @@ def set_key(
 
     KEY is an id or a name that only one key has, as in `holdfast keys list`.
     """
-    from holdfast.cli.open_store import open_store_with_records
+    from holdfast.cli.open_store import open_configured_store
     from holdfast.service.api.keys import seed_spending
     from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
 
-    with open_store_with_records(db) as (log, records):
+    with open_configured_store(db, writable=True) as log:
+        records = log.records
         row = _find_key(records, key)
-        row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
-        if no_limits:
-            row = assign_limits(row, budget_usd_a_day=None, requests_a_minute=None)
-        row = assign_limits(
-            row,
-            budget_usd_a_day=row.budget_usd_a_day if budget_usd_day is None else budget_usd_day,
-            requests_a_minute=row.requests_a_minute if requests_a_minute is None else requests_a_minute,
-            budget_usd_a_month=row.budget_usd_a_month if budget_usd_month is None else budget_usd_month,
-            models=models or row.model_patterns,
-        )
+        with convert_to_option_error():
+            row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
+            if no_limits:
+                row = assign_limits(row, budget_usd_a_day=None, requests_a_minute=None)
+            row = assign_limits(
+                row,
+                budget_usd_a_day=row.budget_usd_a_day if budget_usd_day is None else budget_usd_day,
+                requests_a_minute=row.requests_a_minute if requests_a_minute is None else requests_a_minute,
+                budget_usd_a_month=row.budget_usd_a_month if budget_usd_month is None else budget_usd_month,
+                models=models or row.model_patterns,
+            )
         seed_spending(row, log, records, system_clock())
         if not records.update_key(row):
             raise UserError(f"key {key[:80]!r} was revoked; create another with `holdfast keys create`")
@@ -197,11 +202,11 @@ def revoke_key(key: str, db: str | None) -> None:
 
     KEY is an id or a name that only one key has, as in `holdfast keys list`.
     """
-    from holdfast.cli.open_store import open_store_with_records
+    from holdfast.cli.open_store import open_configured_store
 
-    with open_store_with_records(db) as (_, records):
-        row = _find_key(records, key)
-        if not records.revoke_key(row.id, at=system_clock()):
+    with open_configured_store(db, writable=True) as log:
+        row = _find_key(log.records, key)
+        if not log.records.revoke_key(row.id, at=system_clock()):
             raise UserError(f"key {key[:80]!r} was revoked before; `holdfast keys list` shows all")
     click.echo(f"revoked key {row.id}")
 

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -131,7 +132,7 @@ GROUPS = {
             "keys", "Create, list and revoke API keys of the service.", "holdfast keys create --scope admin"
         ),
         "mcp": CommandEntry(
-            "mcp", "Serve an agent's instructions and skills to any MCP client.", "holdfast mcp --help"
+            "mcp", "Serve an agent's instructions and skills to any MCP client.", "holdfast mcp --agent main"
         ),
     },
     "Look after the store and the set-up": {
@@ -199,8 +200,11 @@ class LazyCommandGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            names = ", ".join(sorted(COMMANDS))
-            raise click.UsageError(f"{error.message} Known commands: {names}.", ctx) from error
+            from difflib import get_close_matches
+
+            similar = get_close_matches(args[0], COMMANDS)
+            known = f"Did you mean '{similar[0]}'?" if similar else f"Known commands: {', '.join(sorted(COMMANDS))}."
+            raise click.UsageError(f"{error.message} {known}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The help texts come from GROUPS: importing every command module just to list them takes a second.
@@ -254,8 +258,20 @@ def _describe_click_error(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split())
     if not isinstance(error, click.UsageError):
         return f"holdfast: {message}"
-    path = error.ctx.command_path if error.ctx else "holdfast"
+    path = error.ctx.command_path if error.ctx else _find_command_path(sys.argv[1:])
     return f"{path}: {message}{'' if message[-1:] in '.?' else '.'} See `{path} --help`."
+
+
+def _find_command_path(words: Sequence[str]) -> str:
+    """The commands that a command line names: click does not say whose option lacks its value."""
+    path = "holdfast"
+    found: click.Command = command
+    for word in words:
+        child = found.get_command(click.Context(found), word) if isinstance(found, click.Group) else None
+        if child is None:
+            break
+        path, found = f"{path} {word}", child
+    return path
 
 
 def _print_error(line: str) -> None:

@@ -61,7 +61,7 @@ def command(
     import gc
     from importlib.util import find_spec
 
-    from holdfast.cli.open_store import open_store_with_records
+    from holdfast.cli.open_store import open_store_with_records, resolve_store_address
 
     if find_spec("mcp") is None:
         raise UserError(MISSING_PACKAGES_HINT)
@@ -71,6 +71,9 @@ def command(
     from holdfast.cli.instructions.command import open_instruction_context
     from holdfast.mcp.tools import McpToolbox
 
+    address, exists = resolve_store_address(db)
+    if db is not None and not exists:
+        raise UserError(f"there is no store at {address!r}; check the path")
     with open_store_with_records(db) as (log, records):
         # Over stdio the first recall loads the encoder: many sessions never recall.
         library = open_instruction_context(log, wanted=True, load_encoder=over_http)

@@ -1,7 +1,8 @@
 """Options that many commands share."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +15,15 @@ Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 
 class OptionValueError(UserError):
     """A value has not the form that its option takes: exit status 2, as for what click itself rejects."""
+
+
+@contextmanager
+def convert_to_option_error() -> Iterator[None]:
+    """Turn a UserError about a value, which a lower layer checks, into OptionValueError."""
+    try:
+        yield
+    except UserError as error:
+        raise OptionValueError(str(error)) from error
 
 
 db_option = click.option("--db", metavar="URL", help="Store to use instead of the configured one: a path or a URL.")

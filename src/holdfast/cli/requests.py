@@ -226,6 +226,8 @@ def doctor(target: str, runs: int, model: str | None, as_json: bool) -> None:
     Exit status: 0 if the prompt is stable, 1 if it is not, 2 on bad input.
     """
     if Path(target).exists() or ":" not in target:
+        if not Path(target).exists():
+            raise BadInputError(f"{target}: No such file or directory; write module:function for a function")
         _check_file(Path(target), model, as_json)
     else:
         _check_function(target, runs, as_json)

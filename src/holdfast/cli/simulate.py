@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from holdfast.cli.open_store import load_configured_models
-from holdfast.cli.options import host_option
+from holdfast.cli.options import host_option, port_option
 
 
 @click.command("simulate")
 @host_option
-@click.option("--port", default=0, show_default=True, help="Port to listen on; 0 picks a free one.")
+@port_option(0)
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),

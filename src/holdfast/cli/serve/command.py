@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import host_option, port_option
+from holdfast.cli.options import OptionValueError, convert_to_option_error, host_option, port_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -191,7 +191,7 @@ def _run_workers(count: int, host: str, port: int, *, simulate: bool) -> None:
     from holdfast.service.server import bind_socket, make_url
 
     if simulate:
-        raise UserError("--simulate serves from one process: leave out --workers, or give an --upstream instead")
+        raise OptionValueError("--simulate serves from one process: leave out --workers, or give an --upstream instead")
     with contextlib.closing(bind_socket(host, port)) as bound:
         status = run_workers(count, bound, lambda: click.echo(make_url(bound, host)))
     if status:
@@ -262,7 +262,8 @@ def _make_webhook(url: str) -> "AlertWebhook":
     from holdfast.service.alerts import AlertWebhook
 
     secret = os.environ.get("HOLDFAST_ALERT_SECRET", "")
-    return AlertWebhook(url, secret, owner=new_ulid(system_clock()), clock=system_clock)
+    with convert_to_option_error():
+        return AlertWebhook(url, secret, owner=new_ulid(system_clock()), clock=system_clock)
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
@@ -270,7 +271,8 @@ def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryEx
         from holdfast.service.telemetry.exporter import TelemetryExporter
     except ImportError as error:
         raise UserError("--otlp needs extra packages: pip install 'holdfast-context[otel]'") from error
-    return TelemetryExporter(service.hub, url, content=content)
+    with convert_to_option_error():
+        return TelemetryExporter(service.hub, url, content=content)
 
 
 def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.open_store import resolve_store_address
+from holdfast.cli.options import OptionValueError, convert_to_option_error
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
 from holdfast.engine.cache.shared_plans import SharedPlans
@@ -102,9 +103,12 @@ class GatewayMount(ProviderMount):
 def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
     pairs = [_pair(option, "--upstream") for option in upstreams]
-    flags = {name: parse_upstream_option(text, source=f"--upstream {name[:40]}") for name, text in pairs}
+    with convert_to_option_error():
+        flags = {name: parse_upstream_option(text, source=f"--upstream {name[:40]}") for name, text in pairs}
+        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
+        extractor = VolatileExtractor(rules)
     if options.simulate and flags:
-        raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
+        raise OptionValueError("--simulate replaces the upstreams of all providers; leave out --upstream")
     # Without the workspace: a repository must not decide where keys and prompts are sent.
     config = load_config(os.environ)
     configured = parse_upstream_settings(config.upstreams)
@@ -143,8 +147,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             key_limits.set_stored_limits(row.id, make_stored_limits(row))
         if key_limits.has_budgets:
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
-        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
-        rewriter = _make_rewriter(service, rules)
+        rewriter = _make_rewriter(service, extractor)
         recorder = _start_recorder(service, options, rules, config.recorder_memory_mb)
         stack.callback(recorder.close)
         authenticator = KeyAuthenticator(
@@ -192,11 +195,11 @@ def _make_keep_alive(
     )
 
 
-def _make_rewriter(service: AppContext, rules: Sequence[VolatileRule]) -> ConversationRewriter:
+def _make_rewriter(service: AppContext, extractor: VolatileExtractor) -> ConversationRewriter:
     """The planner of forwarded conversations, with what the store has of earlier and other processes."""
     return ConversationRewriter(
         service.models,
-        VolatileExtractor(rules),
+        extractor,
         restore=lambda: restore_plans(service.log),
         read_learned=lambda: read_learned(service.log),
         shared=SharedPlans(service.records),
@@ -257,14 +260,14 @@ def _check_names(names: Iterable[str]) -> None:
 def _pair(text: str, option: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise UserError(f"{option} {text[:80]!a} is not NAME=VALUE")
+        raise OptionValueError(f"{option} {text[:80]!a} is not NAME=VALUE")
     return name, value
 
 
 def _check_without_improve(options: GatewayOptions) -> None:
     """For options whose purpose is `--improve`, if neither that nor a grant turns it on. Raises UserError."""
     if options.keep_alive_usd is not None:
-        raise UserError("--keep-alive has no effect without --improve; add --improve, or leave it out")
+        raise OptionValueError("--keep-alive has no effect without --improve; add --improve, or leave it out")
     if options.volatile:
         click.echo("without --improve nothing is moved: --volatile only says what could be; add --improve", err=True)
 

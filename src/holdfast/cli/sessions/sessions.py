@@ -458,7 +458,7 @@ def history(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
 
     numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
     if numbers is None:
-        raise UserError(f"{wanted!r} is not a range of messages; write m12 or 12-20")
+        raise OptionValueError(f"{wanted!r} is not a range of messages; write m12 or 12-20")
     with open_configured_store(db) as log:
         session_id = resolve_session_id(log, session_id)
         events = list(log.read(session_id))
