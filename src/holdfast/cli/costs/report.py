@@ -323,33 +323,21 @@ _Table = tuple[Sequence[str], Iterable[Sequence[str]], Sequence[str]]
 
 
 def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator[_Table]:
-    from holdfast.ledger.spending import KIND_LABELS
-
     total = spending.total
-    rows = [
-        (
-            KIND_LABELS[row.kind],
-            f"{row.tokens:,}",
-            _share(row.tokens, total.tokens),
-            priced_usd(row.usd, total),
-            _share(row.usd, total.usd),
-        )
-        for row in total.kinds
-    ]
-    yield ("where it went", "tokens", "share", "dollars", "share"), rows, ()
+    yield ("where it went", "tokens", "share", "dollars", "share"), make_kind_rows(total), ()
     for heading, group in (("model", spending.models), ("project", spending.projects), ("client", spending.clients)):
         if len(group) > 1 or heading == "model":
-            yield (heading, "calls", "tokens", "dollars", "share", "lost"), _group_rows(group, total), ()
+            yield (
+                (heading, "calls", "tokens", "dollars", "share", "lost"),
+                make_group_rows(group, total, ROWS_SHOWN_MAX),
+                (),
+            )
     if len(spending.days) > 1:
         shown = spending.days[-DAYS_SHOWN_MAX:]
         bars = draw_sparkline([float(day.usd) for day in shown])
         click.echo(f"\nspent by day  {bars}  {shown[0].name} to {shown[-1].name}")
         if verbose:
-            yield (
-                ("day", "calls", "tokens", "dollars", "share", "lost"),
-                _group_rows(spending.days, total, None),
-                (),
-            )
+            yield ("day", "calls", "tokens", "dollars", "share", "lost"), make_group_rows(spending.days, total), ()
     yield from _context_tables(spending)
     losses = [
         (
@@ -371,49 +359,71 @@ def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator
 
 
 def _context_tables(spending: "Spending") -> Iterator[_Table]:
-    tools = [row for row in spending.tools if row.resent_tokens][:ROWS_SHOWN_MAX]
+    tools = make_tool_rows(spending, ROWS_SHOWN_MAX)
     if tools:
-        resent = sum(row.resent_tokens for row in spending.tools)
-        rows = [
-            (
-                row.tool,
-                f"{row.results:,}",
-                f"{row.tokens:,}",
-                f"{row.resent_tokens:,}",
-                _share(row.resent_tokens, resent),
-                priced_usd(row.usd, spending.total),
-            )
-            for row in tools
-        ]
-        yield ("sent again: results of", "results", "tokens", "sent again", "share", "dollars"), rows, ()
+        yield ("sent again: results of", "results", "tokens", "sent again", "share", "dollars"), tools, ()
+    if any(row.resent_tokens for row in spending.rereads):
+        headings = ("context sent again", "tokens", "of the context", "of what was sent again")
+        yield headings, make_reread_rows(spending), ()
+
+
+def make_kind_rows(total: "SpendingRow") -> list[tuple[str, ...]]:
+    from holdfast.ledger.spending import KIND_LABELS
+
+    return [
+        (
+            KIND_LABELS[row.kind],
+            f"{row.tokens:,}",
+            _share(row.tokens, total.tokens),
+            priced_usd(row.usd, total),
+            _share(row.usd, total.usd),
+        )
+        for row in total.kinds
+    ]
+
+
+def make_tool_rows(spending: "Spending", limit: int) -> list[tuple[str, ...]]:
+    resent = sum(row.resent_tokens for row in spending.tools)
+    return [
+        (
+            row.tool,
+            f"{row.results:,}",
+            f"{row.tokens:,}",
+            f"{row.resent_tokens:,}",
+            _share(row.resent_tokens, resent),
+            priced_usd(row.usd, spending.total),
+        )
+        for row in [row for row in spending.tools if row.resent_tokens][:limit]
+    ]
+
+
+def make_reread_rows(spending: "Spending") -> list[tuple[str, ...]]:
     context = sum(row.context_tokens for row in spending.rereads)
     resent = sum(row.resent_tokens for row in spending.rereads)
-    if resent:
-        steps = [
-            (
-                format_times(row.times_min, row.times_max),
-                f"{row.context_tokens:,}",
-                _share(row.context_tokens, context),
-                _share(row.resent_tokens, resent),
-            )
-            for row in spending.rereads
-            if row.context_tokens
-        ]
-        yield ("context sent again", "tokens", "of the context", "of what was sent again"), steps, ()
+    return [
+        (
+            _format_times(row.times_min, row.times_max),
+            f"{row.context_tokens:,}",
+            _share(row.context_tokens, context),
+            _share(row.resent_tokens, resent),
+        )
+        for row in spending.rereads
+        if row.context_tokens
+    ]
 
 
-def format_times(times_min: int, times_max: int | None) -> str:
+def _format_times(times_min: int, times_max: int | None) -> str:
     if times_max is None:
         return f"{times_min} times or more"
     return f"{times_min} to {times_max} times" if times_max else "never"
 
 
-def _group_rows(
-    group: "Sequence[SpendingRow]", total: "SpendingRow", limit: int | None = ROWS_SHOWN_MAX
+def make_group_rows(
+    group: "Sequence[SpendingRow]", total: "SpendingRow", limit: int | None = None, *, whole_names: bool = False
 ) -> list[tuple[str, ...]]:
     return [
         (
-            shorten_name(row.name),
+            row.name if whole_names else shorten_name(row.name),
             f"{row.calls:,}",
             f"{row.tokens:,}",
             row_usd(row),

@@ -4,7 +4,17 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from holdfast.cli.costs.report import CAUSE_MEANINGS, format_times, has_no_price, priced_usd, row_usd, shorten_name, usd
+from holdfast.cli.costs.report import (
+    CAUSE_MEANINGS,
+    has_no_price,
+    make_group_rows,
+    make_kind_rows,
+    make_reread_rows,
+    make_tool_rows,
+    row_usd,
+    shorten_name,
+    usd,
+)
 from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.ledger.spending import KIND_LABELS, KINDS, Spending, SpendingRow, format_day
 
@@ -14,6 +24,10 @@ ROWS_SHOWN_MAX = 12
 LABEL_WIDTH = 80
 COLUMNS_MAX = 92
 """With more days than this, a column is a week: narrower columns cannot be distinguished."""
+KIND_HEADINGS = ("Kind", "Tokens", "Share of tokens", "Dollars", "Share of dollars")
+TOOL_HEADINGS = ("Results of", "Results", "Tokens", "Tokens sent again", "Share", "Cost of sending again")
+REREAD_HEADINGS = ("Sent again", "Tokens of context", "Share of the context", "Share of what was sent again")
+GROUP_HEADINGS = ("Calls", "Tokens", "Dollars", "Share", "Lost")
 
 # The dashboard's colours: teal is read from the cache, amber and red were written to it, grey is neither.
 _CLASSES = {
@@ -41,17 +55,20 @@ def render_spending_page(spending: Spending) -> str:
     style = files("holdfast.service.dashboard").joinpath("static/style.css").read_text(encoding="utf-8") + _STYLE
     total = spending.total
     days = f"{format_day(spending.from_at)} to {format_day(spending.to_at)}"
+    tools = make_tool_rows(spending, ROWS_SHOWN_MAX)
+    models = make_group_rows(spending.models, total, ROWS_SHOWN_MAX, whole_names=True)
+    projects = make_group_rows(spending.projects, total, ROWS_SHOWN_MAX, whole_names=True)
     sections = (
         _section("What to do", _list_actions(spending)),
         _section("Spending by day and kind of token", _chart_days(spending) + _legend(total)),
-        _section("Where it went", _table_of_kinds(spending)),
+        _section("Where it went", _table(KIND_HEADINGS, make_kind_rows(total))),
         _section("Most expensive sessions", _chart_sessions(spending) + _legend(total)),
         _section("Losses by cause", _chart_losses(spending)),
         _section(_name_worst(spending), _chart_context(spending)),
-        _section("What is sent again: results by tool", _table_of_tools(spending)),
-        _section("How often context is sent again", _table_of_rereads(spending)),
-        _section("By model", _table_of_groups("Model", spending.models, total)),
-        _section("By project", _table_of_groups("Project", spending.projects, total)),
+        _section("What is sent again: results by tool", _table(TOOL_HEADINGS, tools) if tools else ""),
+        _section("How often context is sent again", _table(REREAD_HEADINGS, make_reread_rows(spending))),
+        _section("By model", _table(("Model", *GROUP_HEADINGS), models)),
+        _section("By project", _table(("Project", *GROUP_HEADINGS), projects)),
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -276,71 +293,3 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _class_of(column: int) -> str:
     return ' class="number"' if column else ""
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else ""
-
-
-def _table_of_kinds(spending: Spending) -> str:
-    total = spending.total
-    rows = [
-        (
-            KIND_LABELS[row.kind],
-            f"{row.tokens:,}",
-            _share(row.tokens, total.tokens),
-            priced_usd(row.usd, total),
-            _share(float(row.usd), float(total.usd)),
-        )
-        for row in total.kinds
-    ]
-    return _table(("Kind", "Tokens", "Share of tokens", "Dollars", "Share of dollars"), rows)
-
-
-def _table_of_tools(spending: Spending) -> str:
-    tools = [row for row in spending.tools if row.resent_tokens][:ROWS_SHOWN_MAX]
-    resent = sum(row.resent_tokens for row in spending.tools)
-    rows = [
-        (
-            row.tool,
-            f"{row.results:,}",
-            f"{row.tokens:,}",
-            f"{row.resent_tokens:,}",
-            _share(row.resent_tokens, resent),
-            priced_usd(row.usd, spending.total),
-        )
-        for row in tools
-    ]
-    headings = ("Results of", "Results", "Tokens", "Tokens sent again", "Share", "Cost of sending again")
-    return _table(headings, rows) if rows else ""
-
-
-def _table_of_rereads(spending: Spending) -> str:
-    context = sum(row.context_tokens for row in spending.rereads)
-    resent = sum(row.resent_tokens for row in spending.rereads)
-    rows = [
-        (
-            format_times(row.times_min, row.times_max),
-            f"{row.context_tokens:,}",
-            _share(row.context_tokens, context),
-            _share(row.resent_tokens, resent),
-        )
-        for row in spending.rereads
-        if row.context_tokens
-    ]
-    return _table(("Sent again", "Tokens of context", "Share of the context", "Share of what was sent again"), rows)
-
-
-def _table_of_groups(heading: str, group: Sequence[SpendingRow], total: SpendingRow) -> str:
-    rows = [
-        (
-            row.name,
-            f"{row.calls:,}",
-            f"{row.tokens:,}",
-            row_usd(row),
-            _share(float(row.usd), float(total.usd)),
-            priced_usd(row.lost_usd, row),
-        )
-        for row in group[:ROWS_SHOWN_MAX]
-    ]
-    return _table((heading, "Calls", "Tokens", "Dollars", "Share", "Lost"), rows)
