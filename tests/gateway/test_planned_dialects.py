@@ -131,7 +131,7 @@ class Caller:
         self.rewriter.record_response(analysis.call, encode_usage(self.dialect, cached))
         state = analysis.call.conversation
         assert state.last_request is not None
-        self.restored[who] = RestoredConversation(tuple(analysis.chain), state.memory, state.last_request)
+        self.restored[who] = RestoredConversation(tuple(analysis.call.digests), state.memory, state.last_request)
         return analysis
 
     def decode(self, body: bytes | None = None) -> WireRequest:
@@ -190,13 +190,13 @@ def test_a_longer_conversation_begins_with_the_shorter_one_whatever_happens_betw
             # Text that was moved to the end is one block, which the next request does not repeat.
             assert f"2026-11-{call + 10}" in repr(caller.decode().prompt.entries[-1].content[-1])
             chain.pop()
-        assert chain == [digest.digest for digest in analysis.chain]
+        assert chain == [digest.digest for digest in analysis.call.digests]
         before = chains.get(who, [])
         assert chain[: len(before)] == before
         chains[who] = chain
         keys.setdefault(who, set()).add(caller.body.get("prompt_cache_key") or caller.body.get("session_id", ""))
         assert {(point.block_index, point.ttl) for point in caller.points} == {
-            (point.block_index, point.ttl) for point in analysis.breakpoints
+            (point.block_index, point.ttl) for point in analysis.call.record.breakpoints
         }
         turns[who] += 1
         at += data.draw(st.sampled_from((1.0, 60.0, 400.0, 4000.0)))

@@ -87,7 +87,7 @@ class Provider:
         assert all(shared.wait_until_written(10) for shared in self.shared)
         state = analysis.call.conversation
         assert state.last_request is not None
-        digests = tuple(analysis.chain)[: state.last_request.blocks]
+        digests = tuple(analysis.call.digests)[: state.last_request.blocks]
         self.restored[conversation] = RestoredConversation(digests, state.memory, state.last_request)
         return analysis
 
@@ -141,7 +141,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one_whatever_happens_betw
         before = chains.get(who, [])
         assert chain[: len(before)] == before
         chains[who] = chain
-        points = analysis.breakpoints
+        points = analysis.call.record.breakpoints
         assert len(points) <= ROW.cache.breakpoints_max
         ttls = [point.ttl for point in sorted(points, key=lambda point: point.block_index)]
         assert ttls == sorted(ttls, key=lambda ttl: ttl != "1h")
@@ -205,7 +205,9 @@ def test_a_tool_that_is_loaded_later_keeps_the_plan_and_its_place() -> None:
         assert [tool["name"] for tool in sent] == [tool["name"] for tool in tools]
         assert not any("cache_control" in tool for tool in sent if tool["name"] in "az")
         written = drop_deferred_tools(anthropic, anthropic.decode_request(provider.sent[-1])).plan.breakpoints
-        assert {point.block_index for point in written} == {point.block_index for point in analysis.breakpoints}
+        assert {point.block_index for point in written} == {
+            point.block_index for point in analysis.call.record.breakpoints
+        }
     assert conversations[0] is conversations[1] is conversations[2]
     first, second, third = provider.usages
     assert second.cache_read == first.cache_read + first.cache_write > 0

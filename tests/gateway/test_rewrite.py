@@ -287,7 +287,7 @@ def test_an_automatic_breakpoint_is_at_the_end_of_the_repeated_prefix(moved: str
     received = json.dumps(body).encode()
     analysis = improver.analyze("anthropic", received, path="/v1/messages", account="a", at=1.79e9)
     assert bool(moved) == (b"2026-11-16" in (analysis.body or b"")[-200:])
-    assert analysis.breakpoints[-1].block_index == 1
+    assert analysis.call.record.breakpoints[-1].block_index == 1
 
 
 def test_only_the_lines_that_a_diff_shows_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model_or_none
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock
+from holdfast.engine.cache.message_tree import PlannedConversation
 from holdfast.engine.cache.single_flight import FlightKey, SingleFlight, Slot
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import UserError
@@ -156,7 +157,7 @@ class ClientObserver:
         self._salt = secrets.token_bytes(32)
         self._routes: dict[tuple[str, str, bytes], RouteTable] = {}
         self.open_calls: weakref.WeakSet[ObservedCall] = weakref.WeakSet()
-        self._controlled: weakref.WeakKeyDictionary[object, tuple[Exchange, bool]] = weakref.WeakKeyDictionary()
+        self._controlled = weakref.WeakKeyDictionary[PlannedConversation, tuple[Exchange, bool]]()
 
     def begin_call(self, request: Any) -> "ObservedCall | None":
         """The call of an `httpx` request, with the request to send; None if it calls no model. Never raises."""
@@ -189,8 +190,7 @@ class ClientObserver:
         is_enabled = self._is_caching_enabled(exchange, analysis)
         self._begin_cache_use(call, analysis, body, is_enabled=is_enabled)
         if not is_enabled:
-            if analysis.call is not None:
-                self.rewriter.record_response(analysis.call, None)
+            self.rewriter.record_response(analysis.call, None)
             return
         call.analysis, exchange.is_planned = analysis, True
         rewritten = analysis.body
@@ -243,13 +243,12 @@ class ClientObserver:
     def _is_caching_enabled(self, exchange: Exchange, analysis: RequestAnalysis) -> bool:
         """Whether caching is turned on in the store, for the provider and for the conversation of this request.
 
-        Only the planner knows conversations before they are recorded. Requests that it does not plan count as of the
-        conversation that this client last recorded.
+        Only the planner knows conversations before they are recorded.
         """
         if self._controls is None:
             return True
-        key = self if analysis.call is None else analysis.call.conversation
-        previous, was_enabled = self._controlled.get(key, (None, True))
+        conversation = analysis.call.conversation
+        previous, was_enabled = self._controlled.get(conversation, (None, True))
         is_enabled = was_enabled
         with self.warnings.suppress_errors("the cache controls cannot be read"):
             controls = self._controls(previous.session_id if previous else "")
@@ -258,7 +257,7 @@ class ClientObserver:
         if is_enabled != was_enabled:
             reason = "" if is_enabled else "caching was turned off"
             exchange.control_changes = (CacheControlsApplied(caching_enabled=is_enabled, reason=reason),)
-        self._controlled[key] = exchange, is_enabled
+        self._controlled[conversation] = exchange, is_enabled
         return is_enabled
 
     def _find_target(self, url: Any) -> Target | None:
@@ -430,7 +429,7 @@ class ObservedCall:
         exchange.end = end
         exchange.ended_at = observer.clock()
         with observer.warnings.suppress_errors(_NOT_RECORDED):
-            if self.analysis is not None and self.analysis.call is not None:
+            if self.analysis is not None:
                 response = exchange.decode_response() if exchange.is_successful else None
                 observer.rewriter.record_response(self.analysis.call, response)
             self._watch()

@@ -114,7 +114,6 @@ class GatewayPlayer:
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         assert self._analysis is not None
-        assert self._analysis.call is not None
         reply, self._used_at = next(self._calls).reply, moment.at
         self._response = _encode_response(self.adapter, usage, reply)
         self._rewriter.record_response(self._analysis.call, self._response)
@@ -136,7 +135,6 @@ class GatewayPlayer:
 
     def record_ping(self, ping: PingResult) -> None:
         assert self._analysis is not None
-        assert self._analysis.call is not None
         assert self._ping is not None
         self._used_at = ping.at
         response = _encode_response(self.adapter, ping.usage, None)

@@ -55,7 +55,7 @@ _KINDS: Mapping[bytes, BlockKind] = {b'{"type":"tool_use"': "tool_use", b'{"type
 
 
 class _Version(msgspec.Struct, frozen=True):
-    """One version of a prompt: `trailing_bytes` follow its blocks. `call` is set if `rewriter` has planned it.
+    """One version of a prompt: `trailing_bytes` follow its blocks. `call` is set if a rewriter of ours planned it.
 
     `ttl` is that of a cache without breakpoints, if it is not the provider's own. `explicit_cache_tokens` of it are in
     the explicit cache that it refers to.
@@ -67,7 +67,6 @@ class _Version(msgspec.Struct, frozen=True):
     breakpoints: tuple[Breakpoint, ...]
     trailing_bytes: int = 0
     call: PlannedCall | None = None
-    rewriter: ConversationRewriter | None = None
     ttl: str | None = None
     explicit_cache_tokens: int = 0
 
@@ -173,8 +172,8 @@ class RewriteEstimator:
     def discard(self, call: ComparedCall) -> None:
         """The call failed without usage: nothing was read or written."""
         for version in call.versions:
-            if version.call is not None and version.rewriter is not None:
-                version.rewriter.record_usage(version.call, None)
+            if version.call is not None:
+                self._rewriters[version.name].record_usage(version.call, None)
 
     def refresh(self, call: ComparedCall, at: float) -> None:
         """A ping has repeated the call: what was sent is read again."""
@@ -201,12 +200,11 @@ class RewriteEstimator:
         )
         version = _Version(
             name,
-            analysis.chain,
-            analysis.blocks,
-            analysis.breakpoints,
+            analysis.call.digests,
+            analysis.call.blocks,
+            analysis.call.record.breakpoints,
             analysis.moved_bytes,
             analysis.call,
-            rewriter,
             _find_ttl(analysis.changes),
         )
         return analysis, version
@@ -229,8 +227,8 @@ class RewriteEstimator:
         while self._entry_count > ENTRIES_MAX and len(self._caches) > 1:
             self._entry_count -= len(self._caches.popitem(last=False)[1].by_key)
         usage = outcome.usage + Usage(input=round(version.trailing_bytes * tokens_per_byte))
-        if version.call is not None and version.rewriter is not None and not is_ping:
-            version.rewriter.record_usage(version.call, usage)
+        if version.call is not None and not is_ping:
+            self._rewriters[version.name].record_usage(version.call, usage)
         return usage
 
 

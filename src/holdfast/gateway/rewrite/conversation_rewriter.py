@@ -168,11 +168,8 @@ class ConversationRewriter:
             rewritten,
             tuple(edits.changes),
             FlightKey(scope, prefixes),
-            call.digests,
-            placed.breakpoints,
             call,
             accepts_pings=isinstance(raw, AnthropicBody) and provider == raw.adapter.name,
-            blocks=call.blocks,
             moved_bytes=len(edits.moved_text.encode()),
         )
 
@@ -190,18 +187,16 @@ class ConversationRewriter:
     def plan_ping(self, analysis: RequestAnalysis, response: bytes) -> DuePing | None:
         """The next ping after this call; None if none is expected to pay, or none is possible."""
         # Bedrock and Vertex document no request without output.
-        if analysis.call is None or not analysis.accepts_pings or len(response) > PING_BYTES_MAX:
+        if not analysis.accepts_pings or len(response) > PING_BYTES_MAX:
             return None
         return self._plans.plan_ping(analysis.call, analysis.row, _find_wait(response))
 
     def is_newest_anywhere(self, analysis: RequestAnalysis) -> bool:
         """Whether no process on the store has answered a later call of the conversation."""
-        return analysis.call is not None and self._plans.is_newest_anywhere(analysis.call)
+        return self._plans.is_newest_anywhere(analysis.call)
 
     def plan_takeover(self, analysis: RequestAnalysis, response: bytes) -> DuePing | None:
         """The ping to send if the process that has continued the conversation does not; None if there is none."""
-        if analysis.call is None:
-            return None
         return self._plans.plan_takeover(analysis.call, analysis.row, _find_wait(response))
 
     def encode_ping(
@@ -210,7 +205,7 @@ class ConversationRewriter:
         """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated."""
         call = analysis.call
         parameters = anthropic.ping_parameters(anthropic.decode_request(sent).parameters)
-        if call is None or len(sent) > PING_BYTES_MAX or anthropic.find_ping_conflict(parameters) is not None:
+        if len(sent) > PING_BYTES_MAX or anthropic.find_ping_conflict(parameters) is not None:
             return None
         body = AnthropicBody(sent)
         # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.

@@ -189,7 +189,7 @@ class ExplicitCaches:
         A use with a request is ended by `finish`. May raise anything: then the call is sent as it is.
         """
         call, row = analysis.call, analysis.row
-        if call is None or analysis.adapter is not gemini or not credential or not _API_PATH.fullmatch(path):
+        if analysis.adapter is not gemini or not credential or not _API_PATH.fullmatch(path):
             return None
         call.conversation.is_head_stored = False
         head, floor = call.conversation.head, row.cache.explicit_tokens_min

@@ -72,8 +72,6 @@ class PingSchedule:
     def add(self, idle: IdleConversation) -> None:
         """A call has ended: ping its conversation for as long as that pays."""
         call, due = idle.analysis.call, self._plan(idle)
-        if call is None:
-            return
         with self._lock:
             self._idle.pop(call.conversation, None)
             if due is not None:
@@ -128,21 +126,20 @@ class PingSchedule:
         return idle.takeover
 
     def _take_lease(self, idle: IdleConversation) -> bool:
-        if self._leases is None or idle.analysis.call is None:
+        if self._leases is None:
             return True
         return self._leases.take(f"ping {idle.analysis.call.conversation.shared_id}", seconds=PING_LEASE_SECONDS)
 
     def complete(self, idle: IdleConversation, ping: GatewayPing, response: bytes, sent_at: float) -> None:
         """The provider accepted the ping. The TTL restarts when a request starts, not when it ends."""
         idle.takeover = None
-        if idle.analysis.call is not None:
-            self._rewriter.record_ping(idle.analysis.call, ping, response, sent_at)
+        self._rewriter.record_ping(idle.analysis.call, ping, response, sent_at)
         self._on_ping(idle.exchange, ping, response, sent_at)
 
     def drop(self, idle: IdleConversation) -> None:
         with self._lock:
-            conversation = idle.analysis.call.conversation if idle.analysis.call is not None else None
-            if conversation is not None and self._idle.get(conversation) is idle:
+            conversation = idle.analysis.call.conversation
+            if self._idle.get(conversation) is idle:
                 del self._idle[conversation]
 
     def _plan(self, idle: IdleConversation) -> DuePing | None:

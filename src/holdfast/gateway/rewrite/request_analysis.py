@@ -43,9 +43,7 @@ class GatewayPing(msgspec.Struct, frozen=True):
 class RequestAnalysis(msgspec.Struct, frozen=True):
     """The analysis of a request: its rewrite, and what single flight and keep-alive need to know about its prefix.
 
-    `body` is None if the request is forwarded unchanged. `chain` has the prefix digest after each block; `breakpoints`
-    are those that it is sent with. `call` is set if the planner planned it. `blocks` are those of the chain;
-    `moved_bytes` of volatile text follow them.
+    `body` is None if the request is forwarded unchanged. `moved_bytes` of volatile text follow the blocks of `call`.
     """
 
     adapter: Adapter
@@ -53,12 +51,9 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
     body: bytes | None
     changes: tuple[RequestChange, ...]
     flight_key: FlightKey
-    chain: Sequence[PrefixDigest] = ()
-    breakpoints: tuple[Breakpoint, ...] = ()
-    call: PlannedCall | None = None
-    accepts_pings: bool = True
-    blocks: Sequence[EncodedBlock] = ()
-    moved_bytes: int = 0
+    call: PlannedCall
+    accepts_pings: bool
+    moved_bytes: int
 
 
 def cached_prefixes(
