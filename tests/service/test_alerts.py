@@ -236,9 +236,13 @@ def test_a_webhook_that_fails_is_tried_again_with_growing_pauses(
     statuses: tuple[int, ...], attempts: int, is_sent: bool
 ) -> None:
     clock, pauses = ManualClock(NOON), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
     with serve_store(MemoryStore(), clock=clock) as client, receive(*statuses) as receiver:
         client.service.warnings.append(lambda: "degraded")
-        webhook = AlertWebhook(receiver.url, SECRET, owner="a", clock=clock, pause=pauses.append)
+        webhook = AlertWebhook(receiver.url, SECRET, owner="a", clock=clock, pause=pause)
         assert bool(asyncio.run(webhook.check(client.service))) == is_sent
         assert len(receiver.messages) == attempts
         assert pauses == [1.0, 2.0, 4.0, 8.0][: attempts - 1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from holdfast.cli.format import format_count, format_usd, print_json, replace_unprintable
+from holdfast.cli.format import format_count, format_file_change, format_usd, print_json, replace_unprintable
 from holdfast.cli.options import convert_to_option_error, json_option
 from holdfast.errors import UserError
 from holdfast.redaction import REDACTION_MASK, redact_secrets
@@ -187,7 +187,7 @@ def _print_changes(
                 "path": str(change.path),
                 "is_changed": not change.is_unchanged,
                 "is_written": not (dry_run or change.is_unchanged),
-                "diff": _mask(_diff(change), key),
+                "diff": _mask(format_file_change(change.path, change.before or "", change.after or ""), key),
                 "backup": str(change.backup) if change.backup else None,
             }
             for change in changes
@@ -198,7 +198,7 @@ def _print_changes(
         if change.is_unchanged:
             click.echo(f"{change.path}: nothing to change")
             continue
-        click.echo(_mask(_diff(change), key), nl=False)
+        click.echo(_mask(format_file_change(change.path, change.before or "", change.after or ""), key), nl=False)
         if not dry_run:
             removed = "; the file is removed" if change.after is None else ""
             backup = f"; the file as it was: {change.backup}" if change.backup else ""
@@ -211,14 +211,6 @@ def _print_changes(
 def _print_note(program: "ClientProgram") -> None:
     if program.note:
         click.echo(program.note, err=True)
-
-
-def _diff(change: "ConnectionChange") -> str:
-    import difflib
-
-    before, after = (change.before or "").splitlines(True), (change.after or "").splitlines(True)
-    lines = difflib.unified_diff(before, after, str(change.path), str(change.path))
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _mask(text: str, key: str | None = None) -> str:

@@ -4,6 +4,7 @@ import datetime
 import sys
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -41,6 +42,13 @@ def format_local_time(at: float) -> str:
         return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return f"second {at:g}"
+
+
+def format_file_change(path: Path, before: str, after: str) -> str:
+    import difflib
+
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), str(path))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def print_json(value: object, *, redact: bool = True) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from holdfast.clock import RandomSource, system_random
+from holdfast.clock import RandomSource, Sleep, system_random
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.connection_pool import REPLY_BYTES_MAX, PooledHost, Timeouts, acquire_host, release_host
@@ -23,7 +23,6 @@ ERROR_BYTES_MAX = 64 * 1024
 REDACTED_KEY_CHARS_MIN = 8
 """A shorter key, as in tests, is not removed from error messages: the removal would only garble them."""
 
-Sleep = Callable[[float], Awaitable[None]]
 ErrorDecoder = Callable[[int, Mapping[str, str], bytes], ProviderError]
 """Turns status, headers and body of a response other than 200 into an error."""
 

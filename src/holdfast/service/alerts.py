@@ -9,12 +9,12 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import aiohttp
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, Sleep
 from holdfast.errors import StoreError, UserError
 from holdfast.events.records import SharedWorkStore
 from holdfast.ledger.analytics.queries import LedgerScope, ReadShare, count_unreadable_calls
@@ -156,9 +156,7 @@ class AlertWebhook:
     The lease holds when each alert was last sent, so that another process that takes it over does not repeat them.
     """
 
-    def __init__(
-        self, url: str, secret: str, *, owner: str, clock: Clock, pause: Callable[[float], object] = asyncio.sleep
-    ) -> None:
+    def __init__(self, url: str, secret: str, *, owner: str, clock: Clock, pause: Sleep = asyncio.sleep) -> None:
         if not url.startswith(("https://", "http://")):
             raise UserError(f"the alert webhook must be an http or https URL, not {url[:80]!a}")
         if not secret:
@@ -213,7 +211,7 @@ class AlertWebhook:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             for attempt in range(ATTEMPTS_MAX):
                 if attempt:
-                    await self._wait(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+                    await self._pause(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
                 try:
                     async with session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
                         if response.status < 300:
@@ -226,11 +224,6 @@ class AlertWebhook:
         # The URL may have a secret in its path, so it is not in the log.
         logger.warning("the alert webhook does not accept alerts: %s", reason)
         return False
-
-    async def _wait(self, seconds: float) -> None:
-        waiting = self._pause(seconds)
-        if asyncio.iscoroutine(waiting):
-            await waiting
 
 
 def _key(alert: Alert) -> str:

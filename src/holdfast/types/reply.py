@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.types.blocks import Block
-from holdfast.types.usage import Usage, clamp_token_count, exclude_usage
+from holdfast.types.usage import Usage, clamp_token_count
 
 REASON_CHARS_MAX = 80
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
@@ -36,13 +36,6 @@ class Reply(msgspec.Struct, frozen=True):
     stop_sequence: str | None = None
     diagnosis: CacheDiagnosis | None = None
     compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def response_usage(self) -> Usage:
-        """Usage of the response itself, without a compaction by the provider."""
-        return (
-            self.usage if self.compaction_usage is msgspec.UNSET else exclude_usage(self.usage, self.compaction_usage)
-        )
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

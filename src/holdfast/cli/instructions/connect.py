@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import print_json
-from holdfast.cli.instructions.hook import program_words, settings_diff
+from holdfast.cli.format import format_file_change, print_json
+from holdfast.cli.instructions.hook import program_words
 from holdfast.cli.instructions.open import open_library
 from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.options import db_option, json_option
@@ -88,7 +88,7 @@ def _print_change(
     path: Path, change: "SettingsChange", files: "tuple[ConnectedFile, ...]", *, undo: bool, dry_run: bool
 ) -> None:
     if dry_run:
-        click.echo(settings_diff(path, change.before or "", change.after), nl=False)
+        click.echo(format_file_change(path, change.before or "", change.after), nl=False)
         return
     what = next((file.what for file in files if file.path == path), "short instructions")
     try:

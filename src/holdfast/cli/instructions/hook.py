@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from holdfast.cli.format import format_file_change
 from holdfast.cli.instructions.open import MISSING_PACKAGE_HINT, open_library
 from holdfast.cli.mcp import KEY_VARIABLE
 from holdfast.cli.options import db_option
@@ -274,13 +275,6 @@ def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
     if changed.is_unchanged:
         click.echo(f"{path}: " + ("the hook is not installed" if command is None else "the hook is already installed"))
     elif dry_run:
-        click.echo(settings_diff(path, changed.before or "", changed.after), nl=False)
+        click.echo(format_file_change(path, changed.before or "", changed.after), nl=False)
     else:
         click.echo(f"{path}: " + ("the hook is removed" if command is None else "the hook is installed"))
-
-
-def settings_diff(path: Path, before: str, after: str) -> str:
-    import difflib
-
-    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), str(path))
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -140,12 +140,6 @@ class PlannedCall(msgspec.Struct, frozen=True):
     def tokens_estimate(self) -> int:
         return sum(self.tokens)
 
-    @property
-    def has_sound_anchor(self) -> bool:
-        """Whether the newest entry was written for an hour from its first token on, as far as the usage shows."""
-        anchor = self.conversation.memory.anchor
-        return anchor is not None and anchor.is_sound
-
     def tokens_upto(self, block: int) -> int:
         return sum(self.tokens[: block + 1])
 

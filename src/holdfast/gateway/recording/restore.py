@@ -154,14 +154,14 @@ class _CallFold:
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
-        self._digests: tuple[PrefixDigest, ...] = ()
         self._plan = Plan()
+        self.digests: tuple[PrefixDigest, ...] = ()
         self.calls: dict[str, RecordedCall] = {}
 
     def add(self, event: Event) -> None:
         match event.payload:
             case RequestPrepared() as payload:
-                self._digests = (*self._digests[: payload.shared_blocks], *payload.digests)
+                self.digests = (*self.digests[: payload.shared_blocks], *payload.digests)
                 self._plan = payload.plan
             case LlmCallStarted() as payload:
                 newest = next(reversed(self.calls), None)
@@ -175,7 +175,7 @@ class _CallFold:
                     payload.provider,
                     payload.estimated_input_tokens,
                     self._plan,
-                    self._digests,
+                    self.digests,
                 )
             case LlmCallCompleted() | LlmCallFailed() as payload if payload.request_id in self.calls:
                 call = self.calls[payload.request_id]
@@ -191,7 +191,6 @@ class ConversationFold:
         self._session_id = session_id
         self._trace: ConversationTrace | None = None
         self._blocks: tuple[str, ...] = ()
-        self._digests: tuple[PrefixDigest, ...] = ()
         self._key_id: str | None = None
         self._reply_id = ""
         self._replies: list[ReplyTrace] = []
@@ -209,8 +208,6 @@ class ConversationFold:
                 self._key_id, self._trace = payload.key_id, payload.trace
                 if payload.trace is not None:
                     self._blocks = (*self._blocks[: payload.trace.shared_blocks], *payload.trace.blocks)
-            case RequestPrepared() as payload:
-                self._digests = (*self._digests[: payload.shared_blocks], *payload.digests)
             case LlmCallCompleted() as payload:
                 self._reply_id = payload.response_id or self._reply_id
                 if isinstance(payload.reply, ReplyTrace):
@@ -221,6 +218,7 @@ class ConversationFold:
     def describe(self) -> RecordedConversation | None:
         """The conversation as of its last event; None if no request of it can be matched."""
         trace, sent, session_id = self._trace, self._memory.last_request, self._session_id
+        calls, digests = self._calls.calls, self._calls.digests
         if trace is None:
             return None
         request = RequestFingerprint(
@@ -232,12 +230,12 @@ class ConversationFold:
         )
         plan = None
         if sent is not None:
-            plan = RestoredConversation(self._digests[: sent.blocks], self._memory.memory, sent, session_id)
-        calls, newest = self._calls.calls, next(reversed(self._calls.calls), None)
+            plan = RestoredConversation(digests[: sent.blocks], self._memory.memory, sent, session_id)
+        newest = next(reversed(calls), None)
         # A copy: a recorder adds its own events to it, which this fold reads from the log.
         memory = copy(self._memory)
         return RecordedConversation(
-            ResumedSession(session_id, self._digests, self.last_event_id, memory, self.event_count),
+            ResumedSession(session_id, digests, self.last_event_id, memory, self.event_count),
             request,
             self._reply_id,
             plan,
