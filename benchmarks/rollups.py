@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks._calls import DAY_SECONDS, START, fill
 from benchmarks.store_appends import on_a_server
-from holdfast.ledger.analytics.queries import CostQueries, LedgerScope
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.ledger.analytics.results import CostQueries
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
 

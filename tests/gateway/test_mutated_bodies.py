@@ -10,7 +10,8 @@ from aiohttp import web
 from tests.support.fuzzed_bodies import iterate_bodies
 from tests.support.served_gateway import serve_gateway
 
-from holdfast.ledger.analytics.queries import LedgerScope, count_unreadable_calls
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.ledger.analytics.results import count_unreadable_calls
 from holdfast.testing.server_thread import LoopThread
 
 COUNT = int(os.environ.get("HOLDFAST_MUTATED_BODIES", "300"))

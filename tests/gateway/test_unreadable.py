@@ -15,7 +15,8 @@ from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, L
 from holdfast.gateway import exchange
 from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.recording import recorder
-from holdfast.ledger.analytics.queries import LedgerScope, count_unreadable_calls
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.ledger.analytics.results import count_unreadable_calls
 from holdfast.ledger.calls import iter_calls
 from holdfast.service.auth.keys import make_key
 from holdfast.types.usage import Usage

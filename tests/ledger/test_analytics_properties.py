@@ -22,8 +22,6 @@ from holdfast.events.log import Event, event_type_of
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.ledger.analytics.queries import (
-    AnalyticsQueries,
-    CostQueries,
     GroupBy,
     GroupFilter,
     LedgerScope,
@@ -31,13 +29,14 @@ from holdfast.ledger.analytics.queries import (
     SessionFilter,
     SessionOrdering,
     SessionSort,
-    count_unreadable_calls,
 )
+from holdfast.ledger.analytics.results import CostQueries, count_unreadable_calls
 from holdfast.ledger.cache.state import FOLDED_EVENT_TYPES, CacheState, fold_cache_state
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sql.analytics import AnalyticsQueries
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.usage import Usage
 
@@ -168,7 +167,7 @@ def apply_operation(store: DatabaseEventLog, operation: str, target: list[Event]
         assert (store.append(existing).exception(timeout=10) is None) == (not existing)
 
 
-def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
+def query_analytics(analytics: AnalyticsQueries | EventAnalyticsQueries) -> Iterator[object]:
     """Every analytics query; groups have no order."""
     for scope in (one for one in SCOPES if one.session_id is None):
         for group_by in get_args(GroupBy):

@@ -18,7 +18,8 @@ from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.records import ledger_key
-from holdfast.ledger.analytics.queries import PAGE_MAX, CostQueries, LedgerScope
+from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.ledger.analytics.results import CostQueries
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.postings import iter_postings
 from holdfast.stores.event_log import DatabaseEventLog

@@ -13,7 +13,6 @@ from holdfast.ledger.analytics.queries import (
     NO_FILTER,
     CacheBreakCall,
     CallFailure,
-    CostQueries,
     Group,
     GroupBy,
     GroupFilter,
@@ -34,7 +33,7 @@ from holdfast.ledger.analytics.queries import (
     find_skill_loads,
     format_group_name,
 )
-from holdfast.ledger.analytics.results import FULL_SCOPE, SESSIONS_MAX, RollUpCostQueries, RollUpRows, build_amounts
+from holdfast.ledger.analytics.results import FULL_SCOPE, SESSIONS_MAX, CostQueries, RollUpRows, build_amounts
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
@@ -258,7 +257,7 @@ def _matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) ->
 
 def build_event_cost_queries(log: EventLog, models: Models) -> CostQueries:
     """Queries that read every event of the requested sessions each time."""
-    return RollUpCostQueries(_EventSource(log, models))
+    return CostQueries(_EventSource(log, models))
 
 
 class _EventSource:

@@ -16,10 +16,11 @@ from holdfast.events.records import HasRecords
 from holdfast.instructions.context import InstructionContext
 from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.auth.keys import make_key
-from holdfast.service.context import AppContext, ServedLog
+from holdfast.service.context import AppContext
 from holdfast.service.http.routes import Route
 from holdfast.service.route_table import ROUTES
 from holdfast.service.server import bind_socket, make_url, serve
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.testing.server_thread import LoopThread
 
 TIMEOUT_SECONDS = 10.0
@@ -121,7 +122,7 @@ class InProcessClient(Client):
 
 @contextmanager
 def serve_store_in_process(
-    store: ServedLog, *, clock: Clock = system_clock, library: InstructionContext | None = None
+    store: DatabaseEventLog, *, clock: Clock = system_clock, library: InstructionContext | None = None
 ) -> Iterator[Client]:
     """Like `serve_store`, but in process."""
     assert isinstance(store, HasRecords)
@@ -132,7 +133,7 @@ def serve_store_in_process(
 
 @contextmanager
 def serve_store(
-    store: ServedLog,
+    store: DatabaseEventLog,
     *,
     routes: Sequence[Route] = ROUTES,
     models: Models | None = None,

@@ -17,7 +17,8 @@ import msgspec
 from holdfast.clock import Clock, Sleep
 from holdfast.errors import StoreError, UserError
 from holdfast.events.records import SharedWorkStore
-from holdfast.ledger.analytics.queries import LedgerScope, ReadShare, count_unreadable_calls
+from holdfast.ledger.analytics.queries import LedgerScope, ReadShare
+from holdfast.ledger.analytics.results import count_unreadable_calls
 from holdfast.ledger.money import format_utc_day
 from holdfast.service.api.keys import KeyView, make_key_views
 from holdfast.service.context import AppContext

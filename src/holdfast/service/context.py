@@ -14,11 +14,11 @@ from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, system_clock
 from holdfast.engine.leases import Job
 from holdfast.errors import UserError
-from holdfast.events.log import Event, EventLog, LogPosition, SessionRow
+from holdfast.events.log import LogPosition, SessionRow
 from holdfast.events.records import StoreRecords
 from holdfast.gateway.http.client_addresses import ClientConnections, FailedKeys
 from holdfast.instructions.context import InstructionContext
-from holdfast.ledger.analytics.queries import PAGE_MAX, HasAnalyticsQueries, HasCostQueries, format_session_titles
+from holdfast.ledger.analytics.queries import PAGE_MAX, format_session_titles
 from holdfast.ledger.cache.state import FOLDED_EVENT_TYPES, CacheState, fold_cache_state
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.service.api.prompt_view import PromptViews
@@ -26,6 +26,7 @@ from holdfast.service.http.batches import BatchedCalls
 from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.prometheus import RequestMetrics
 from holdfast.sources.skills.discovery import SkillRoot
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.spending_cache import SpendingCache
 
 if TYPE_CHECKING:
@@ -52,19 +53,6 @@ EVENTS_AT_ONCE = 10_000
 """How many events of several sessions are read by one statement, and held in memory."""
 
 
-class ServedLog(EventLog, HasCostQueries, HasAnalyticsQueries, Protocol):
-    """A log with analytics queries."""
-
-    def read(self, session_id: str, *, after: str | None = ..., types: Sequence[str] = ...) -> Iterator[Event]:
-        """With `types`, only events of these."""
-
-    def read_sessions(self, after: Mapping[str, str | None], *, types: Sequence[str]) -> dict[str, tuple[Event, ...]]:
-        """The events of several sessions at once; one that does not have the event to start after is left out."""
-
-    def read_positions(self, session_ids: Sequence[str]) -> dict[str, LogPosition]:
-        """Where the logs of sessions end now."""
-
-
 class Sample(Protocol):
     """Sample sessions played on demand, so that a new user's dashboard is not empty."""
 
@@ -80,7 +68,7 @@ class AppContext:
 
     def __init__(
         self,
-        log: ServedLog,
+        log: DatabaseEventLog,
         records: StoreRecords,
         models: Models,
         *,
@@ -177,7 +165,7 @@ class SessionCache(msgspec.Struct, frozen=True):
 class CacheStateStore:
     """Thread-safe."""
 
-    def __init__(self, log: ServedLog, models: Models) -> None:
+    def __init__(self, log: DatabaseEventLog, models: Models) -> None:
         self._log = log
         self._models = models
         self._lock = Lock()

@@ -14,11 +14,10 @@ from holdfast.events.conversation_keys import iterate_conversation_keys
 from holdfast.events.log import Event, LogPosition, SessionRow
 from holdfast.events.payloads.calls import UNPRICED
 from holdfast.events.records import OpenNotifications
-from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
-from holdfast.ledger.analytics.results import RollUpCostQueries
+from holdfast.ledger.analytics.results import CostQueries
 from holdfast.ledger.postings import affects_ledger
 from holdfast.stores.instructions.store import InstructionStore
-from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
+from holdfast.stores.sql.analytics import AnalyticsQueries, SqlRollUpSource
 from holdfast.stores.sql.analytics_queries import (
     ANY_PENDING_SESSION,
     FAILED_SESSIONS,
@@ -279,10 +278,10 @@ class DatabaseEventLog:
 
     def cost_queries(self) -> CostQueries:
         """Sessions that are missing from the tables are processed first."""
-        return RollUpCostQueries(SqlRollUpSource(self._fetch, self.roll_up_pending))
+        return CostQueries(SqlRollUpSource(self._fetch, self.roll_up_pending))
 
     def analytics_queries(self) -> AnalyticsQueries:
-        return SqlAnalyticsQueries(self._fetch, self.roll_up_pending)
+        return AnalyticsQueries(self._fetch, self.roll_up_pending)
 
     def sum_key_spending(self, first_day: str = "") -> tuple[KeySpending, ...]:
         """What was spent through the gateway from a UTC day on, by day and key."""

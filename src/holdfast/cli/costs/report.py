@@ -107,11 +107,8 @@ def command(
     """Show where the money of stored sessions went, what cache misses cost and why, and what to do about it."""
     import msgspec
 
-    from holdfast.ledger.analytics.queries import (
-        LedgerScope,
-        count_failures,
-        count_unreadable_calls,
-    )
+    from holdfast.ledger.analytics.queries import LedgerScope
+    from holdfast.ledger.analytics.results import count_failures, count_unreadable_calls
 
     check_output_options(as_json=as_json, as_csv=as_csv)
     scope = parse_scope(since, until, model, verbose=verbose)

@@ -1,10 +1,10 @@
-"""Cost and analytics queries over all sessions: the protocols, and the values they return."""
+"""What cost and analytics queries over all sessions ask for, and the values that they return."""
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -136,52 +136,6 @@ class UnpricedSums(msgspec.Struct, frozen=True):
 
     calls: int = 0
     tokens: int = 0
-
-
-class CostQueries(Protocol):
-    """Every result is what the events add up to at the time of the query."""
-
-    def totals(self, scope: LedgerScope = ...) -> Amounts: ...
-
-    def days(self, scope: LedgerScope = ...) -> tuple[DayAmounts, ...]:
-        """Days in order; days without postings are left out."""
-
-    def models(self, scope: LedgerScope = ...) -> tuple[ModelAmounts, ...]:
-        """The most expensive first."""
-
-    def causes(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
-        """The most expensive first."""
-
-    def unpriced(self, scope: LedgerScope = ...) -> tuple[UnpricedUsage, ...]:
-        """By session and model, in that order."""
-
-    def verdicts(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
-        """All verdicts, including those without a loss; the most expensive first."""
-
-    def session_amounts(
-        self, scope: LedgerScope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...
-    ) -> tuple[SessionAmounts, ...]:
-        """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
-
-    def list_sessions(
-        self, scope: LedgerScope = ..., *, order: SessionOrder = ..., limit: int = ..., calls_only: bool = ...
-    ) -> tuple[SessionRow, ...]:
-        """The sessions that spent anything, in one query however many there are; by default the most expensive first.
-
-        With `calls_only`, without sessions that only paid for pings and caches.
-        """
-
-    def count_sessions(self, scope: LedgerScope = ..., *, calls_only: bool = ...) -> int:
-        """How many these are."""
-
-    def outcomes(self, scope: LedgerScope = ...) -> tuple[CallOutcome, ...]:
-        """The most frequent first."""
-
-
-class HasCostQueries(Protocol):
-    """A log that supports cost queries."""
-
-    def cost_queries(self) -> CostQueries: ...
 
 
 class SkillLoad(msgspec.Struct, frozen=True):
@@ -340,75 +294,6 @@ class GroupFilter(msgspec.Struct, frozen=True):
 NO_FILTER = GroupFilter()
 
 
-class AnalyticsQueries(Protocol):
-    """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
-
-    def groups(self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...) -> tuple[Group, ...]:
-        """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
-
-    def unpriced_groups(
-        self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...
-    ) -> dict[GroupName, UnpricedSums]:
-        """The calls of each group that have no price; groups without such calls are left out."""
-
-    def failures(self, scope: LedgerScope = ...) -> dict[str, int]:
-        """The number of failed calls by error class."""
-
-    def call_failures(
-        self, scope: LedgerScope = ..., *, outcome: str | None = ..., limit: int, skip: int = ...
-    ) -> tuple[CallFailure, ...]:
-        """The calls that failed, were cut or could not be read, the newest first; with `outcome`, only such."""
-
-    def latencies(self, scope: LedgerScope = ...) -> dict[str, dict[int, int]]:
-        """For each model, the number of calls by latency in milliseconds."""
-
-    def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = ...) -> tuple[SizedUsage, ...]:
-        """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
-
-    def cache_breaks(
-        self,
-        scope: LedgerScope = ...,
-        *,
-        kind: VerdictKind | None = ...,
-        component: str | None = ...,
-        limit: int,
-        skip: int,
-    ) -> tuple[CacheBreakCall, ...]:
-        """Calls that missed the cache, the largest loss first."""
-
-    def skill_loads(self, scope: LedgerScope = ...) -> tuple[SkillLoad, ...]:
-        """In log order."""
-
-    def session_costs(
-        self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = ...
-    ) -> tuple[SessionCost, ...]:
-        """One page of all sessions."""
-
-    def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
-        """The verdict on the last call of each of these sessions that has one; at most `PAGE_MAX` sessions."""
-
-    def find_session_rows(self, session_ids: Sequence[str]) -> tuple[SessionRow, ...]:
-        """The rows of those of these sessions that exist; at most `PAGE_MAX` sessions."""
-
-    def find_sessions(
-        self, filter_: SessionFilter = ..., ordering: SessionOrdering = ..., *, limit: int
-    ) -> tuple[ListedSession, ...]:
-        """One page of the sessions that match."""
-
-    def count_matches(self, filter_: SessionFilter = ...) -> int:
-        """How many sessions match."""
-
-    def read_shares(self, by: Literal["client", "gateway_key"], scope: LedgerScope = ...) -> tuple[ReadShare, ...]:
-        """By subject and day, from the first day of the scope on; calls without a client or key are left out."""
-
-    def turn_events(self, turn_id: str) -> tuple[Event, ...]:
-        """The events of a turn in order; empty if there is no such turn."""
-
-
-class HasAnalyticsQueries(Protocol):
-    def analytics_queries(self) -> AnalyticsQueries: ...
-
-
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     """The prompt sizes in tokens above which some model's price changes, ascending."""
     listed = load_price_list().size_limits if isinstance(models, Catalog) else ()
@@ -474,24 +359,3 @@ def _shorten(text: str, characters_max: int) -> str:
 
 def _format_start(at: float, *, with_seconds: bool = False) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime(f"%Y-%m-%d %H:%M{':%S' * with_seconds}")
-
-
-def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:
-    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate.
-
-    Only those whose model's name contains `model`, which is in lower case.
-    """
-    return sum(
-        outcome.calls
-        for outcome in queries.outcomes(scope)
-        if outcome.outcome == "unreadable" and model in outcome.model.lower()
-    )
-
-
-def count_failures(queries: CostQueries, scope: LedgerScope, model: str = "") -> dict[str, int]:
-    """The calls that failed, unreadable ones excepted, by error class; the most frequent first; `model` as above."""
-    failures: Counter[str] = Counter()
-    for outcome in queries.outcomes(scope):
-        if outcome.outcome not in ("completed", "unreadable") and model in outcome.model.lower():
-            failures[outcome.outcome] += outcome.calls
-    return dict(failures.most_common())

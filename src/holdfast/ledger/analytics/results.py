@@ -1,6 +1,7 @@
-"""Turns rows of roll-up sums, wherever they are stored, into the results that `CostQueries` promises."""
+"""Cost queries over all sessions, from rows of roll-up sums, wherever they are stored."""
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Protocol, get_args
@@ -63,8 +64,8 @@ class RollUpSource(Protocol):
         """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
 
 
-class RollUpCostQueries:
-    """Implements `CostQueries` on top of a source of rows."""
+class CostQueries:
+    """Every result is what the events add up to at the time of the query."""
 
     def __init__(self, source: RollUpSource) -> None:
         self._source = source
@@ -74,6 +75,7 @@ class RollUpCostQueries:
         return build_amounts(sum((Sums(*sums) for _, sums in self._source.rows(table, (), scope)), Sums()))
 
     def days(self, scope: LedgerScope = FULL_SCOPE) -> tuple[DayAmounts, ...]:
+        """Days in order; days without postings are left out."""
         sums_by_day = self._sum_by_key(DAYS, ("day",), scope)
         return tuple(
             DayAmounts(datetime.date.fromisoformat(str(day)), build_amounts(Sums(*sums)))
@@ -81,6 +83,7 @@ class RollUpCostQueries:
         )
 
     def models(self, scope: LedgerScope = FULL_SCOPE) -> tuple[ModelAmounts, ...]:
+        """The most expensive first."""
         sums_by_model = self._sum_by_key(DAYS, ("provider", "model"), scope)
         models = [
             ModelAmounts(str(provider), str(model), build_amounts(Sums(*sums)))
@@ -89,12 +92,15 @@ class RollUpCostQueries:
         return tuple(sorted(models, key=lambda row: (-row.amounts.spent_usd, row.provider, row.model)))
 
     def causes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
+        """The most expensive first."""
         return tuple(cause for cause in self.verdicts(scope) if cause.calls)
 
     def unpriced(self, scope: LedgerScope = FULL_SCOPE) -> tuple[UnpricedUsage, ...]:
+        """By session and model, in that order."""
         return self._source.unpriced(scope)
 
     def verdicts(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
+        """All verdicts, including those without a loss; the most expensive first."""
         causes = []
         for (kind, component), sums in self._sum_by_key(VERDICT_DAYS, ("kind", "component"), scope).items():
             total = VerdictSums(*sums)
@@ -105,6 +111,7 @@ class RollUpCostQueries:
     def session_amounts(
         self, scope: LedgerScope = FULL_SCOPE, *, order: SessionOrder = "lost", limit: int = PAGE_MAX, offset: int = 0
     ) -> tuple[SessionAmounts, ...]:
+        """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
         _check_page_range(limit, offset)
         sessions = self._source.sessions(scope, order=order, limit=limit, offset=offset)
         worst = self._source.worst_verdicts([row.id for row, _ in sessions], scope)
@@ -121,12 +128,18 @@ class RollUpCostQueries:
         limit: int = SESSIONS_MAX,
         calls_only: bool = False,
     ) -> tuple[SessionRow, ...]:
+        """The sessions that spent anything, in one query however many there are; by default the most expensive first.
+
+        With `calls_only`, without sessions that only paid for pings and caches.
+        """
         return tuple(self._source.session_rows(scope, order=order, limit=limit, calls_only=calls_only))
 
     def count_sessions(self, scope: LedgerScope = FULL_SCOPE, *, calls_only: bool = False) -> int:
+        """How many these are."""
         return self._source.count_sessions(scope, calls_only=calls_only)
 
     def outcomes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[CallOutcome, ...]:
+        """The most frequent first."""
         rows_by_key: dict[Key, list[tuple[int, OutcomeSums]]] = {}
         keys = ("provider", "model", "outcome", "latency_bits")
         for (*key, bits), sums in sorted(self._sum_by_key(OUTCOME_DAYS, keys, scope).items()):
@@ -182,3 +195,24 @@ def _latency_bound_ms(rows: list[tuple[int, OutcomeSums]], rank: int) -> int:
     # The roll-up keeps only the number of bits b of a latency, which is then in [2**(b - 1), 2**b) ms.
     calls_upto = accumulate(sums.calls for _, sums in rows)
     return int(2 ** next(bits for (bits, _), calls in zip(rows, calls_upto, strict=True) if calls >= rank))
+
+
+def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:
+    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate.
+
+    Only those whose model's name contains `model`, which is in lower case.
+    """
+    return sum(
+        outcome.calls
+        for outcome in queries.outcomes(scope)
+        if outcome.outcome == "unreadable" and model in outcome.model.lower()
+    )
+
+
+def count_failures(queries: CostQueries, scope: LedgerScope, model: str = "") -> dict[str, int]:
+    """The calls that failed, unreadable ones excepted, by error class; the most frequent first; `model` as above."""
+    failures: Counter[str] = Counter()
+    for outcome in queries.outcomes(scope):
+        if outcome.outcome not in ("completed", "unreadable") and model in outcome.model.lower():
+            failures[outcome.outcome] += outcome.calls
+    return dict(failures.most_common())

@@ -10,7 +10,8 @@ import msgspec
 from holdfast import __version__
 from holdfast.catalog.lookup import label_model
 from holdfast.errors import StoreError
-from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.ledger.analytics.results import CostQueries, count_unreadable_calls
 from holdfast.service.alerts import KINDS, find_alerts
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import (

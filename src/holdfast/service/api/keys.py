@@ -9,13 +9,14 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.events.records import BudgetStore, KeyRow
 from holdfast.gateway.key_limits import find_budget_reset
-from holdfast.ledger.analytics.queries import GroupFilter, HasAnalyticsQueries, LedgerScope
+from holdfast.ledger.analytics.queries import GroupFilter, LedgerScope
 from holdfast.ledger.money import to_picodollars
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.auth.keys import KeyState, assign_account, assign_limits, get_key_state, make_key, rename_key
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import to_datetime, to_optional_datetime
 from holdfast.service.http.routes import ApiError, EmptyRequest, Route, json_route, make_not_found_error
+from holdfast.stores.event_log import DatabaseEventLog
 
 DAY_SECONDS = 86_400
 MONTH_DAYS = 30
@@ -105,7 +106,7 @@ def list_keys(context: AppContext, request: EmptyRequest) -> KeyList:
 
 
 def make_key_views(
-    rows: tuple[KeyRow, ...], log: HasAnalyticsQueries, last_used: dict[str, str], now: float
+    rows: tuple[KeyRow, ...], log: DatabaseEventLog, last_used: dict[str, str], now: float
 ) -> tuple[KeyView, ...]:
     """The rows with what was spent with each key; simulated calls count, as they do for budgets."""
     midnight = now // DAY_SECONDS * DAY_SECONDS
@@ -141,7 +142,7 @@ def _find_month_start(now: float) -> float:
     return to_datetime(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
-def _sum_by_key(log: HasAnalyticsQueries, scope: LedgerScope) -> dict[str, float]:
+def _sum_by_key(log: DatabaseEventLog, scope: LedgerScope) -> dict[str, float]:
     groups = log.analytics_queries().groups("gateway_key", scope)
     return {str(group.name): to_json_usd(group.amounts.spent_usd) for group in groups if group.name}
 
@@ -191,7 +192,7 @@ def update_key(context: AppContext, request: ChangeKeyRequest) -> KeyView:
     return make_key_views((row,), context.log, context.records.last_used_days(), now)[0]
 
 
-def seed_spending(row: KeyRow, log: HasAnalyticsQueries, budgets: BudgetStore, now: float) -> None:
+def seed_spending(row: KeyRow, log: DatabaseEventLog, budgets: BudgetStore, now: float) -> None:
     """What was spent this month before a key had a budget counts for the budget too."""
     if row.budget_usd_a_day is not None or row.budget_usd_a_month is not None:
         scope = LedgerScope(since=_find_month_start(now), until=now + 1, simulated=True)

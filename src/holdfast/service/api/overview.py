@@ -4,12 +4,8 @@ import datetime
 
 import msgspec
 
-from holdfast.ledger.analytics.queries import (
-    LedgerScope,
-    SessionCost,
-    count_failures,
-    count_unreadable_calls,
-)
+from holdfast.ledger.analytics.queries import LedgerScope, SessionCost
+from holdfast.ledger.analytics.results import count_failures, count_unreadable_calls
 from holdfast.ledger.spending import AuditScope
 from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.service.alerts import Alert, ShortBudget, find_alerts, list_short_budgets

@@ -13,7 +13,8 @@ from holdfast.replay.counterfactual import replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import AuditedSession, audit_logs, build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
-from holdfast.service.context import AppContext, ServedLog
+from holdfast.service.context import AppContext
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.spending_cache import sum_spending
 
 # Computing the optimum takes time per session; this bounds one request to the route.
@@ -97,7 +98,7 @@ def _amounts(
     )
 
 
-def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> PolicyCosts:
+def compute_policy_costs(log: DatabaseEventLog, models: Models, scope: LedgerScope) -> PolicyCosts:
     """The newest sessions under our policy and under those of other tools."""
     transcripts = _transcripts(log, models, scope, sessions_max=REPLAYED_SESSIONS_MAX)
     totals = replay_transcripts(transcripts, PriceLookup(models))
@@ -108,14 +109,14 @@ def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> 
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
-def _transcripts(log: ServedLog, models: Models, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
+def _transcripts(log: DatabaseEventLog, models: Models, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
     """Transcripts of the newest sessions with a call in the window."""
     ids = _list_newest(log, scope, sessions_max=sessions_max)
     stored = (build_stored_transcript(log.read(session_id), session_id, models) for session_id in ids)
     return deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
 
 
-def _list_newest(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> list[str]:
+def _list_newest(log: DatabaseEventLog, scope: LedgerScope, *, sessions_max: int) -> list[str]:
     """The newest sessions with a call in the window."""
     rows = log.cost_queries().list_sessions(scope, order="newest", limit=sessions_max, calls_only=True)
     return [row.id for row in rows]

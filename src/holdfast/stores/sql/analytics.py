@@ -228,7 +228,9 @@ def _row_parameters(
     return table_parameters * len(queries.ROLLUP_SOURCES[table.name])
 
 
-class SqlAnalyticsQueries:
+class AnalyticsQueries:
+    """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
+
     def __init__(self, fetch: FetchRows, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
         self._tables = SqlRollUpSource(fetch, catch_up)
@@ -237,7 +239,10 @@ class SqlAnalyticsQueries:
     def groups(
         self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
     ) -> tuple[Group, ...]:
-        """From roll-ups if they distinguish such groups, otherwise from the rows."""
+        """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending.
+
+        From roll-ups if they distinguish such groups, otherwise from the rows.
+        """
         if group_by in DAY_GROUPINGS and narrowed.workers and narrowed.filtered_fields <= {"model", "provider"}:
             rows = self._group_days(group_by, scope, narrowed)
         elif group_by in ACCOUNT_GROUPINGS and narrowed.workers and _filters_accounts(narrowed):
@@ -291,6 +296,7 @@ class SqlAnalyticsQueries:
     def unpriced_groups(
         self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
     ) -> dict[GroupName, UnpricedSums]:
+        """The calls of each group that have no price; groups without such calls are left out."""
         self._catch_up()
         query = queries.group_unpriced(group_by, narrowed)
         rows = self._fetch(query, (*_scope_parameters(scope), UNPRICED, *queries.filter_parameters(narrowed)))
@@ -299,6 +305,7 @@ class SqlAnalyticsQueries:
         }
 
     def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
+        """The number of failed calls by error class."""
         counts: dict[str, int] = {}
         for (outcome,), (calls, *_) in self._tables.rows(OUTCOME_DAYS, ("outcome",), scope):
             if outcome != "completed":
@@ -308,6 +315,7 @@ class SqlAnalyticsQueries:
     def call_failures(
         self, scope: LedgerScope = FULL_SCOPE, *, outcome: str | None = None, limit: int, skip: int = 0
     ) -> tuple[CallFailure, ...]:
+        """The calls that failed, were cut or could not be read, the newest first; with `outcome`, only such."""
         self._catch_up()
         chosen = () if outcome is None else (outcome,)
         part = (*_scope_parameters(scope), *chosen, limit + skip)
@@ -319,6 +327,7 @@ class SqlAnalyticsQueries:
         )
 
     def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
+        """For each model, the number of calls by latency in milliseconds."""
         self._catch_up()
         counts_by_model: dict[str, dict[int, int]] = {}
         for model, latency_ms, calls in self._fetch(queries.LATENCIES, _scope_parameters(scope)):
@@ -326,6 +335,7 @@ class SqlAnalyticsQueries:
         return counts_by_model
 
     def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
+        """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
         self._catch_up()
         rows = self._fetch(queries.sum_usage_by_size(limits), _scope_parameters(scope))
         sized = [
@@ -343,6 +353,7 @@ class SqlAnalyticsQueries:
         limit: int,
         skip: int,
     ) -> tuple[CacheBreakCall, ...]:
+        """Calls that missed the cache, the largest loss first."""
         self._catch_up()
         query = queries.select_cache_breaks(kind=kind is not None, component=component is not None)
         filter_cells = [value for value in (kind, component) if value is not None]
@@ -350,6 +361,7 @@ class SqlAnalyticsQueries:
         return tuple(map(_build_broken_call, rows))
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
+        """In log order."""
         exclusion = () if scope.simulated else (queries.SIMULATED_MARK,)
         query = queries.select_skill_loads(simulated=scope.simulated)
         loads = _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
@@ -359,6 +371,7 @@ class SqlAnalyticsQueries:
     def session_costs(
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False
     ) -> tuple[SessionCost, ...]:
+        """One page of all sessions."""
         self._catch_up()
         query = queries.select_session_costs(order, simulated=simulated)
         rows = self._fetch(query, (*(() if simulated else (queries.SIMULATED_MARK,)), limit, skip))
@@ -379,6 +392,7 @@ class SqlAnalyticsQueries:
         return tuple(costs)
 
     def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
+        """The verdict on the last call of each of these sessions that has one; at most `PAGE_MAX` sessions."""
         if not session_ids:
             return {}
         self._catch_up()
@@ -386,6 +400,7 @@ class SqlAnalyticsQueries:
         return {str(session_id): _decode_call_verdict(verdict) for session_id, verdict in rows}
 
     def find_session_rows(self, session_ids: Sequence[str]) -> tuple[SessionRow, ...]:
+        """The rows of those of these sessions that exist; at most `PAGE_MAX` sessions."""
         if not session_ids:
             return ()
         rows = self._fetch(queries.select_session_rows(len(session_ids)), session_ids)
@@ -394,6 +409,7 @@ class SqlAnalyticsQueries:
     def find_sessions(
         self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
     ) -> tuple[ListedSession, ...]:
+        """One page of the sessions that match."""
         self._catch_up()
         _, cells = queries.session_conditions(filter_)
         after = () if ordering.after is None else (ordering.after.value, ordering.after.id)
@@ -422,6 +438,7 @@ class SqlAnalyticsQueries:
         )
 
     def count_matches(self, filter_: SessionFilter = ALL_SESSIONS) -> int:
+        """How many sessions match."""
         _, cells = queries.session_conditions(filter_)
         ((count,),) = self._fetch(queries.count_matches(filter_), cells)
         return as_int(count)
@@ -429,12 +446,14 @@ class SqlAnalyticsQueries:
     def read_shares(
         self, by: Literal["client", "gateway_key"], scope: LedgerScope = FULL_SCOPE
     ) -> tuple[ReadShare, ...]:
+        """By subject and day, from the first day of the scope on; calls without a client or key are left out."""
         self._catch_up()
         first_day, _ = _find_day(scope.since)
         rows = self._fetch(queries.sum_read_shares(by), (first_day, int(scope.simulated)))
         return tuple(ReadShare(str(subject), str(day), *map(as_int, sums)) for subject, day, *sums in rows)
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
+        """The events of a turn in order; empty if there is no such turn."""
         for seq, session_id in self._fetch(queries.TURN_START, (turn_id,)):
             return tuple(self._events_of_turn(turn_id, str(session_id), as_int(seq)))
         return ()
