@@ -4,7 +4,9 @@ import http.client
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.gateway import auth
 from holdfast.gateway.key_limits import KeyLimits, read_key_limits
 from holdfast.gateway.routes import PRESETS
 from holdfast.service.auth.keys import make_key
@@ -270,6 +273,42 @@ def test_a_failing_store_stops_no_client_that_sends_its_own_key(upstream: RawUps
         assert request_with(gateway, {"x-api-key": CANARY})[0] == 200
         assert request_with(gateway, {"x-api-key": CANARY, "x-holdfast-key": key})[0] == 200
         assert request_with(gateway, {"x-api-key": key})[0] == 503
+
+
+class HangingStore(MemoryStore):
+    """A store that answers nothing while `is_open` is not set."""
+
+    is_open = threading.Event()
+
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        self.is_open.wait(60)
+        return super()._fetch(query, parameters)
+
+
+def test_a_store_that_hangs_keeps_no_client_waiting_whose_key_is_known_or_that_has_its_own(
+    upstream: RawUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "LOOKUP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(auth, "KNOWN_SECONDS_MAX", 0.05)
+    store, clock = HangingStore(), ManualClock()
+    store.is_open.set()
+    own = {"x-api-key": CANARY}
+    with serve_gateway(upstream.url, store=store, clock=clock, environ={"ANTHROPIC_API_KEY": "k"}) as gateway:
+        known, unknown = add_key(gateway), add_key(gateway, number=3)
+        assert request_with(gateway, {"x-api-key": known})[0] == 200
+        store.is_open.clear()
+        try:
+            clock.advance(auth.KEY_CACHE_SECONDS)
+            with ThreadPoolExecutor(20) as pool:
+                keys = [{"x-api-key": known}, {**own, "x-holdfast-key": unknown}] * 10
+                assert [answered[0] for answered in pool.map(lambda key: request_with(gateway, key), keys)] == [
+                    200
+                ] * 20
+            assert request_with(gateway, {"x-api-key": unknown})[0] == 503
+        finally:
+            store.is_open.set()
+        clock.advance(auth.RETRY_SECONDS)
+        assert request_with(gateway, {"x-api-key": unknown})[0] == 200
 
 
 def test_a_providers_key_is_neither_recorded_nor_logged(caplog: pytest.LogCaptureFixture) -> None:

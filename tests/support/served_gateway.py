@@ -189,6 +189,7 @@ def serve_gateway(
         finally:
             thread.run(stop_serving())
             observer.close()
+            authenticator.close()
             budgets.close()
             rates.close()
             leases.close()

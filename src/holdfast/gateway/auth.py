@@ -1,9 +1,11 @@
 """Authenticates gateway requests and chooses the provider credential each one is forwarded with."""
 
 import asyncio
+import functools
 import hashlib
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -17,6 +19,15 @@ from holdfast.gateway.routes import Target
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
 KEY_CACHE_SECONDS = 10.0
 KEY_CACHE_MAX = 10_000
+
+LOOKUP_SECONDS_MAX, KNOWN_SECONDS_MAX = 5.0, 1.0
+"""How long a call waits for the store to say whose key it has, and one whose key was known a moment ago."""
+
+RETRY_SECONDS = 5.0
+"""A store that did not answer in time is asked again after this long; until then what is known counts."""
+
+LOOKUP_THREADS_MAX = 4
+LOOKUPS_MAX = 1_000
 
 _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 """Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
@@ -65,6 +76,13 @@ class KeyAuthenticator:
         self._improve = improve
         self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
         self._failed_keys = failed_keys or FailedKeys()
+        self._lookups: dict[bytes | None, asyncio.Future[KeyHolder | None]] = {}
+        self._unavailable_until = 0.0
+        # Its own threads: lookups in a store that hangs must not keep others waiting.
+        self._threads = ThreadPoolExecutor(LOOKUP_THREADS_MAX, thread_name_prefix="holdfast-keys")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def authenticate(
         self, target: Target, headers: Headers, *, is_call: bool = True, address: str = "", method: str = "POST"
@@ -110,7 +128,7 @@ class KeyAuthenticator:
             message = "too many requests from this address without a valid gateway key"
             raise GatewayRefusedError(429, message, retry_after_seconds=wait)
         try:
-            holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
+            holder = await self._look_up(key, now, is_known=cached is not None)
         except GatewayRefusedError as error:
             if error.status == 401:
                 self._failed_keys.add(address, now)
@@ -131,6 +149,28 @@ class KeyAuthenticator:
         if key is not None and holder is not None:
             self._failed_keys.add_valid(key)
         return holder
+
+    async def _look_up(self, key: bytes | None, now: float, *, is_known: bool) -> KeyHolder | None:
+        """Raises TimeoutError if the store does not answer, or did not a moment ago."""
+        asked = self._lookups.get(key)
+        if now < self._unavailable_until or (asked is None and len(self._lookups) >= LOOKUPS_MAX):
+            raise TimeoutError
+        if asked is None:
+            text = None if key is None else key.decode("latin-1")
+            asked = asyncio.get_running_loop().run_in_executor(self._threads, self._find_holder, text)
+            self._lookups[key] = asked
+            asked.add_done_callback(functools.partial(self._forget_lookup, key))
+        try:
+            async with asyncio.timeout(KNOWN_SECONDS_MAX if is_known else LOOKUP_SECONDS_MAX):
+                return await asyncio.shield(asked)
+        except TimeoutError:
+            self._unavailable_until = now + RETRY_SECONDS
+            raise
+
+    def _forget_lookup(self, key: bytes | None, asked: "asyncio.Future[KeyHolder | None]") -> None:
+        del self._lookups[key]
+        # Of one that nobody waits for any more, asyncio would log it.
+        _ = asked.cancelled() or asked.exception()
 
     def _needs_budget_check(self, key: bytes | None) -> bool:
         if key is None or self._limits.when_unavailable == "allow":

@@ -159,6 +159,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             improve=options.improve,
             failed_keys=service.failed_keys,
         )
+        stack.callback(authenticator.close)
         leases = ProcessLeases(service.records.shared, new_ulid(service.clock()))
         stack.callback(leases.close)
         gateway = Gateway(
