@@ -1,5 +1,6 @@
 """Requests of a client that wants to spend more than its key may, or to keep the gateway from serving others."""
 
+import asyncio
 import gzip
 import json
 import tracemalloc
@@ -9,8 +10,18 @@ import pytest
 from tests.gateway.test_budgets import CLOCK_START, GEMINI, MODEL, ROUTES
 
 from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import ManualClock
+from holdfast.gateway.exchange import GatewayRefusedError
 from holdfast.gateway.http.headers import Headers
-from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable, RequestSize, estimate_call_usd, measure_request
+from holdfast.gateway.key_limits import (
+    KeyBudgets,
+    KeyLimits,
+    KeyLimitTable,
+    RequestSize,
+    estimate_call_usd,
+    measure_request,
+)
+from holdfast.stores.memory import MemoryStore
 
 MESSAGES = "/anthropic/v1/messages"
 CHAT = "/openai/v1/chat/completions"
@@ -64,3 +75,26 @@ def test_a_request_with_many_members_is_estimated_without_decoding_them() -> Non
         assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
     finally:
         tracemalloc.stop()
+
+
+def test_calls_of_yesterday_that_are_still_in_progress_count_against_the_month() -> None:
+    """Else a key could use what is left of its month a second time, around midnight."""
+    store, clock = MemoryStore(), ManualClock()
+    limits = KeyLimitTable({"*": KeyLimits(budget_usd_a_month=0.02)}, {})
+    budgets = KeyBudgets(limits, store.records, shipped_models(), clock=clock)
+    request = RequestSize(0, json.dumps({"model": MODEL, "max_tokens": 500}).encode())
+
+    async def call_around_midnight() -> None:
+        target = ROUTES.find_target(MESSAGES)
+        clock.advance(86_400 - clock() % 86_400 - 1)
+        await budgets.reserve("yesterday 1", "key", target, request)
+        await budgets.reserve("yesterday 2", "key", target, request)
+        clock.advance(2)
+        await budgets.reserve("today 1", "key", target, request)
+        with pytest.raises(GatewayRefusedError, match=r"no room for this call .* spent \$0.0000, reserved \$0.0150"):
+            await budgets.reserve("today 2", "key", target, request)
+
+    try:
+        asyncio.run(call_around_midnight())
+    finally:
+        budgets.close()

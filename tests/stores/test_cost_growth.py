@@ -51,8 +51,8 @@ def fill(size: int) -> Filled:
 
 def reserve(filled: Filled) -> object:
     records, charge = filled.store.records, BudgetCharge("new", "key1", DAY, 5, 5_000.0)
-    spent = records.sum_budget_days("key1", "2026-11-01", DAY)
-    assert records.reserve_budget(charge, limit=LIMIT - spent)
+    earlier = records.sum_budget_days("key1", "2026-11-01", DAY)
+    assert records.reserve_budget(charge, limit=LIMIT - earlier.spent - earlier.reserved)
     return records.settle_budget(charge, output_tokens=7)
 
 

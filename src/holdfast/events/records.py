@@ -122,8 +122,8 @@ class BudgetStore(Protocol):
 
     def get_budget_day(self, key_id: str, day: str) -> BudgetDay: ...
 
-    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> int:
-        """What was spent from the first day up to but excluding the end, in picodollars."""
+    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> BudgetDay:
+        """What was spent from the first day up to but excluding the end, and is reserved for calls of those days."""
 
     def reserve_budget(self, charge: BudgetCharge, *, limit: int, usual_output_tokens: int = 0) -> bool:
         """Reserves an estimate, if the day's spending is below the limit and the estimate fits.

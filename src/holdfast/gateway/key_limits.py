@@ -336,16 +336,20 @@ class KeyBudgets:
 
     def _find_spent_budget(self, key_id: str, now: float) -> GatewayRefusedError | None:
         limit, state = self._find_limit(key_id, now), self._store.get_budget_day(key_id, _day_of(now))
-        return _refuse_call(limit, state, 0, now) if state.spent >= limit.today else None
+        is_spent = state.spent >= limit.today + limit.earlier.reserved
+        return _refuse_call(limit, state, 0, now) if is_spent else None
 
     def _find_limit(self, key_id: str, now: float) -> "_TodaysLimit":
         """What may be spent today: the day's budget, or what the earlier days of the month left of the month's."""
         day, month = self._limits.get_budgets(key_id)
         today = _day_of(now)
-        earlier = 0 if month is None else self._store.sum_budget_days(key_id, f"{today[:8]}01", today)
-        if month is None or (day is not None and day <= month - earlier):
+        if month is None:
             return _TodaysLimit(day or 0)
-        return _TodaysLimit(max(month - earlier, 0), month=month, earlier=earlier)
+        earlier = self._store.sum_budget_days(key_id, f"{today[:8]}01", today)
+        rest = month - earlier.spent - earlier.reserved
+        if day is not None and day <= rest:
+            return _TodaysLimit(day)
+        return _TodaysLimit(max(rest, 0), month=month, earlier=earlier)
 
     async def reserve(self, exchange_id: str, key_id: str, target: Target, request: RequestSize) -> bool:
         """Whether there is a reservation now. Raises GatewayRefusedError if the budget has no room for the call."""
@@ -431,20 +435,24 @@ def settle_charge(store: BudgetStore, charge: CallCharge) -> None:
 
 
 class _TodaysLimit(msgspec.Struct, frozen=True):
-    """What may be spent today in picodollars; with `month` if that is the rest of the month's budget."""
+    """What may be spent today in picodollars; with `month` if that is the rest of the month's budget.
+
+    `earlier` is that of the days before: a call that began before midnight may still be in progress.
+    """
 
     today: int
     month: int | None = None
-    earlier: int = 0
+    earlier: BudgetDay = BudgetDay()
 
 
 def _refuse_call(limit: _TodaysLimit, state: BudgetDay, needed: int, now: float) -> GatewayRefusedError:
     period = "today" if limit.month is None else "this month"
-    spent, total = _format_usd(limit.earlier + state.spent), _format_usd(limit.month or limit.today)
-    if state.spent < limit.today:
+    spent, total = _format_usd(limit.earlier.spent + state.spent), _format_usd(limit.month or limit.today)
+    reserved = limit.earlier.reserved + state.reserved
+    if state.spent < limit.today + limit.earlier.reserved:
         message = (
             f"this key's budget for {period} has no room for this call beside those in progress: limit {total}, spent "
-            f"{spent}, reserved {_format_usd(state.reserved)}, this call up to {_format_usd(needed)}; retry in a moment"
+            f"{spent}, reserved {_format_usd(reserved)}, this call up to {_format_usd(needed)}; retry in a moment"
         )
         return GatewayRefusedError(429, message, retry_after_seconds=BUSY_SECONDS)
     reset = find_budget_reset(now, monthly=limit.month is not None)

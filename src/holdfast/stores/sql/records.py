@@ -50,7 +50,8 @@ BUDGET_DAY = """
 SELECT CASE WHEN day = ? THEN spent ELSE 0 END, CASE WHEN day = ? THEN reserved ELSE 0 END, usual_output_tokens
 FROM holdfast.budgets WHERE key_id = ? AND day <= ? ORDER BY day DESC LIMIT 1"""
 BUDGET_DAYS = """
-SELECT CAST(coalesce(sum(spent), 0) AS bigint) FROM holdfast.budgets WHERE key_id = ? AND day >= ? AND day < ?"""
+SELECT CAST(coalesce(sum(spent), 0) AS bigint), CAST(coalesce(sum(reserved), 0) AS bigint)
+FROM holdfast.budgets WHERE key_id = ? AND day >= ? AND day < ?"""
 # The condition is checked on the locked row, so of concurrent reservations each sees those before it.
 RESERVE = """
 INSERT INTO holdfast.budgets AS kept (key_id, day, spent, reserved, usual_output_tokens) VALUES (?, ?, 0, ?, ?)
@@ -187,9 +188,9 @@ class DatabaseRecords:
         rows = self._fetch(BUDGET_DAY, (day, day, key_id, day))
         return next((BudgetDay(*map(as_int, row)) for row in rows), BudgetDay())
 
-    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> int:
-        ((spent,),) = self._fetch(BUDGET_DAYS, (key_id, first_day, end_day))
-        return as_int(spent)
+    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> BudgetDay:
+        ((spent, reserved),) = self._fetch(BUDGET_DAYS, (key_id, first_day, end_day))
+        return BudgetDay(as_int(spent), as_int(reserved))
 
     # The changes of budgets are not synced: they survive a crash of the process, and after a power failure a call
     # whose settlement is lost is still reserved.
