@@ -12,8 +12,9 @@ from tests.support.served_gateway import raw_upstream, serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError
+from holdfast.gateway.auth import RequestRates
 from holdfast.gateway.exchange import GatewayRefusedError
-from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable, RequestRates
+from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.postgres.store import PostgresStore

@@ -19,10 +19,10 @@ from holdfast.engine.cache.shared_plans import SharedConversation, SharedPlans
 from holdfast.engine.leases import ProcessLeases
 from holdfast.events.records import HasRecords
 from holdfast.gateway.app import Gateway
-from holdfast.gateway.auth import KeyAuthenticator
+from holdfast.gateway.auth import KeyAuthenticator, RequestRates
 from holdfast.gateway.exchange import ExchangeWatcher
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, RequestRates
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter

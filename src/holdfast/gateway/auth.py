@@ -1,20 +1,26 @@
-"""Authenticates gateway requests and chooses the provider credential each one is forwarded with."""
+"""Authenticates gateway requests, limits their rate, and chooses the provider credential each is forwarded with."""
 
 import asyncio
 import functools
 import hashlib
+import logging
 import re
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.errors import StoreError
+from holdfast.events.records import RequestCountStore
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
-from holdfast.gateway.http.client_addresses import FailedKeys
+from holdfast.gateway.http.client_addresses import MINUTE_SECONDS, FailedKeys
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
-from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable, RequestRates
+from holdfast.gateway.key_limits import STORE_THREADS_MAX, KeyLimits, KeyLimitTable
 from holdfast.gateway.routes import Target
+
+logger = logging.getLogger(__name__)
 
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
 KEY_CACHE_SECONDS = 10.0
@@ -28,6 +34,13 @@ RETRY_SECONDS = 5.0
 
 LOOKUP_THREADS_MAX = 4
 LOOKUPS_MAX = 1_000
+
+REQUEST_SHARE = 20
+"""The store grants a twentieth of a minute's requests at a time."""
+
+RATE_SECONDS_MAX = 1.0
+RATE_RETRY_SECONDS = 5.0
+"""A rate guards no money: a store that does not answer delays a request for a second, and is asked again later."""
 
 _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 """Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
@@ -52,6 +65,94 @@ class KeyHolder(msgspec.Struct, frozen=True):
     user_id: str | None = None
     team_id: str | None = None
     limits: KeyLimits = KeyLimits()
+
+
+class _KeyRate:
+    """The requests of one key: those of the last minute here, and how many more of this minute the store granted."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque()
+        self.minute = 0
+        self.granted = 0
+        self.is_exhausted = False
+        self.lock = asyncio.Lock()
+
+
+class RequestRates:
+    """Limits the requests a minute of keys, together with all other gateways on the store.
+
+    The store grants REQUEST_SHARE of a minute's limit at a time, so that most requests need no statement, and after a
+    refusal none is made before the next minute. What one gateway was granted and does not use, others cannot use.
+    In any 60 s this gateway lets at most the limit pass by itself; while the store is away only that holds.
+    """
+
+    def __init__(self, limits: KeyLimitTable, store: RequestCountStore, *, clock: Clock) -> None:
+        self._limits, self._store, self._clock = limits, store, clock
+        self._rates: dict[str, _KeyRate] = {}
+        self._swept_minute = 0
+        self._unavailable_until = 0.0
+        self._threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="holdfast-rates")
+
+    async def count_request(self, key_id: str) -> None:
+        """Raises GatewayRefusedError if the key's request rate is exceeded."""
+        limit = self._limits.get_limits(key_id).requests_a_minute
+        if limit is None:
+            return
+        now, rate = self._clock(), self._rates.setdefault(key_id, _KeyRate())
+        while rate.times and now - rate.times[0] >= MINUTE_SECONDS:
+            rate.times.popleft()
+        if len(rate.times) >= limit:
+            raise _refuse_request(MINUTE_SECONDS - (now - rate.times[0]) if rate.times else MINUTE_SECONDS)
+        # Before the store is asked, so that concurrent requests see each other.
+        rate.times.append(now)
+        async with rate.lock:
+            if not await self._use_grant(key_id, rate, limit, now):
+                rate.times.remove(now)
+                raise _refuse_request(MINUTE_SECONDS - now % MINUTE_SECONDS)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    async def _use_grant(self, key_id: str, rate: _KeyRate, limit: int, now: float) -> bool:
+        minute = int(now // MINUTE_SECONDS)
+        if rate.minute != minute:
+            rate.minute, rate.granted, rate.is_exhausted = minute, 0, False
+        if not rate.granted and not rate.is_exhausted:
+            rate.granted = await self._ask_store(key_id, minute, limit, now)
+            rate.is_exhausted = not rate.granted
+        if not rate.granted:
+            return False
+        rate.granted -= 1
+        return True
+
+    async def _ask_store(self, key_id: str, minute: int, limit: int, now: float) -> int:
+        """How many requests are granted; 1 if the store cannot say."""
+        if now < self._unavailable_until:
+            return 1
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._take, key_id, minute, limit)
+        try:
+            async with asyncio.timeout(RATE_SECONDS_MAX):
+                return await asyncio.shield(asked)
+        except (StoreError, TimeoutError) as error:
+            logger.warning("requests are counted for this gateway alone: %s", str(error) or "the store does not answer")
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._unavailable_until = now + RATE_RETRY_SECONDS
+            return 1
+
+    def _take(self, key_id: str, minute: int, limit: int) -> int:
+        if self._swept_minute != minute:
+            self._swept_minute = minute
+            self._store.delete_request_counts(minute - 1)
+        share = max(1, limit // REQUEST_SHARE)
+        # The rest of a limit may be less than a share.
+        counts = (share, 1) if share > 1 else (1,)
+        return next((count for count in counts if self._store.take_requests(key_id, minute, count, limit=limit)), 0)
+
+
+def _refuse_request(wait_seconds: float) -> GatewayRefusedError:
+    return GatewayRefusedError(
+        429, "this key exceeds its requests per minute", retry_after_seconds=int(wait_seconds) + 1
+    )
 
 
 class KeyAuthenticator:

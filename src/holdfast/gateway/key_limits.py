@@ -1,4 +1,4 @@
-"""What each gateway key allows: the provider keys it maps to, its models, budgets by day and month, a request rate."""
+"""What each gateway key allows: the provider keys it maps to, its models, budgets by day and month."""
 
 import asyncio
 import functools
@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -20,9 +19,8 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.clock import Clock, new_ulid
 from holdfast.errors import ProviderError, StoreError, UserError
-from holdfast.events.records import BUDGET_USD_MAX, BudgetCharge, BudgetDay, BudgetStore, RequestCountStore
+from holdfast.events.records import BUDGET_USD_MAX, BudgetCharge, BudgetDay, BudgetStore
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
-from holdfast.gateway.http.client_addresses import MINUTE_SECONDS
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.routes import PRESETS, Target, normalize_path
@@ -47,13 +45,6 @@ SWEEP_SECONDS = 60.0
 STORE_SECONDS_MAX = 5.0
 STORE_THREADS_MAX = 4
 BUSY_SECONDS = 2
-
-REQUEST_SHARE = 20
-"""The store grants a twentieth of a minute's requests at a time."""
-
-RATE_SECONDS_MAX = 1.0
-RATE_RETRY_SECONDS = 5.0
-"""A rate guards no money: a store that does not answer delays a request for a second, and is asked again later."""
 
 PROMPT_BYTES_PER_TOKEN = 3
 """A prompt has about 4 bytes per token, code and Chinese down to 3: a reservation must not be too small."""
@@ -201,94 +192,6 @@ class KeyLimitTable:
         limits = self.get_limits(key_id)
         day, month = limits.budget_usd_a_day, limits.budget_usd_a_month
         return None if day is None else round(day * 10**12), None if month is None else round(month * 10**12)
-
-
-class _KeyRate:
-    """The requests of one key: those of the last minute here, and how many more of this minute the store granted."""
-
-    def __init__(self) -> None:
-        self.times: deque[float] = deque()
-        self.minute = 0
-        self.granted = 0
-        self.is_exhausted = False
-        self.lock = asyncio.Lock()
-
-
-class RequestRates:
-    """Limits the requests a minute of keys, together with all other gateways on the store.
-
-    The store grants REQUEST_SHARE of a minute's limit at a time, so that most requests need no statement, and after a
-    refusal none is made before the next minute. What one gateway was granted and does not use, others cannot use.
-    In any 60 s this gateway lets at most the limit pass by itself; while the store is away only that holds.
-    """
-
-    def __init__(self, limits: KeyLimitTable, store: RequestCountStore, *, clock: Clock) -> None:
-        self._limits, self._store, self._clock = limits, store, clock
-        self._rates: dict[str, _KeyRate] = {}
-        self._swept_minute = 0
-        self._unavailable_until = 0.0
-        self._threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="holdfast-rates")
-
-    async def count_request(self, key_id: str) -> None:
-        """Raises GatewayRefusedError if the key's request rate is exceeded."""
-        limit = self._limits.get_limits(key_id).requests_a_minute
-        if limit is None:
-            return
-        now, rate = self._clock(), self._rates.setdefault(key_id, _KeyRate())
-        while rate.times and now - rate.times[0] >= MINUTE_SECONDS:
-            rate.times.popleft()
-        if len(rate.times) >= limit:
-            raise _refuse_request(MINUTE_SECONDS - (now - rate.times[0]) if rate.times else MINUTE_SECONDS)
-        # Before the store is asked, so that concurrent requests see each other.
-        rate.times.append(now)
-        async with rate.lock:
-            if not await self._use_grant(key_id, rate, limit, now):
-                rate.times.remove(now)
-                raise _refuse_request(MINUTE_SECONDS - now % MINUTE_SECONDS)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True)
-
-    async def _use_grant(self, key_id: str, rate: _KeyRate, limit: int, now: float) -> bool:
-        minute = int(now // MINUTE_SECONDS)
-        if rate.minute != minute:
-            rate.minute, rate.granted, rate.is_exhausted = minute, 0, False
-        if not rate.granted and not rate.is_exhausted:
-            rate.granted = await self._ask_store(key_id, minute, limit, now)
-            rate.is_exhausted = not rate.granted
-        if not rate.granted:
-            return False
-        rate.granted -= 1
-        return True
-
-    async def _ask_store(self, key_id: str, minute: int, limit: int, now: float) -> int:
-        """How many requests are granted; 1 if the store cannot say."""
-        if now < self._unavailable_until:
-            return 1
-        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._take, key_id, minute, limit)
-        try:
-            async with asyncio.timeout(RATE_SECONDS_MAX):
-                return await asyncio.shield(asked)
-        except (StoreError, TimeoutError) as error:
-            logger.warning("requests are counted for this gateway alone: %s", str(error) or "the store does not answer")
-            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._unavailable_until = now + RATE_RETRY_SECONDS
-            return 1
-
-    def _take(self, key_id: str, minute: int, limit: int) -> int:
-        if self._swept_minute != minute:
-            self._swept_minute = minute
-            self._store.delete_request_counts(minute - 1)
-        share = max(1, limit // REQUEST_SHARE)
-        # The rest of a limit may be less than a share.
-        counts = (share, 1) if share > 1 else (1,)
-        return next((count for count in counts if self._store.take_requests(key_id, minute, count, limit=limit)), 0)
-
-
-def _refuse_request(wait_seconds: float) -> GatewayRefusedError:
-    return GatewayRefusedError(
-        429, "this key exceeds its requests per minute", retry_after_seconds=int(wait_seconds) + 1
-    )
 
 
 class RequestSize(msgspec.Struct, frozen=True):

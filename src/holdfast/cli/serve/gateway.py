@@ -25,10 +25,10 @@ from holdfast.engine.leases import ProcessLeases
 from holdfast.errors import UserError
 from holdfast.events.records import KeyRow
 from holdfast.gateway.app import Gateway
-from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
+from holdfast.gateway.auth import KeyAuthenticator, KeyHolder, RequestRates
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, RequestRates, read_key_limits
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, read_key_limits
 from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
