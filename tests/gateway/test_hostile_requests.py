@@ -4,10 +4,13 @@ import asyncio
 import gzip
 import json
 import tracemalloc
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
-from tests.gateway.test_budgets import CLOCK_START, GEMINI, MODEL, ROUTES
+from tests.gateway.test_budgets import CLOCK_START, GEMINI, MODEL, ROUTES, TODAY, answer, new_key, post, today
+from tests.support.served_gateway import raw_upstream, serve_gateway
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
@@ -98,3 +101,70 @@ def test_calls_of_yesterday_that_are_still_in_progress_count_against_the_month()
         asyncio.run(call_around_midnight())
     finally:
         budgets.close()
+
+
+CACHES = "/gemini/v1beta/cachedContents"
+WEEK = 7 * 86_400
+
+
+def create_cache(**more: object) -> dict[str, object]:
+    return {"model": "models/gemini-2.5-pro", "contents": [{"parts": [{"text": "word " * 60_000}]}], **more}
+
+
+def test_an_explicit_cache_reserves_its_storage_until_its_end() -> None:
+    hour = estimate(create_cache(), CACHES)
+    assert estimate(create_cache(ttl="3600s"), CACHES) == pytest.approx(hour, rel=0.01)
+    assert estimate(create_cache(ttl=f"{WEEK}s"), CACHES) > 20 * hour
+    end = datetime.fromtimestamp(CLOCK_START + WEEK, UTC).isoformat()
+    for name in ("expireTime", "expire_time"):
+        assert estimate(create_cache(**{name: end}), CACHES) == pytest.approx(
+            estimate(create_cache(ttl=f"{WEEK}s"), CACHES), rel=0.01
+        )
+    for ttl in ("nans", "infs", "9" * 400 + "s"):
+        assert estimate(create_cache(ttl=ttl), CACHES) > estimate(create_cache(ttl=f"{WEEK}s"), CACHES)
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "hour"),
+    [
+        ("gemini-2.5-pro", 1.25, 4.5),
+        # Of one no price of storage is known, and of the other none at all: $10 for a million tokens.
+        ("gemini-3-pro-preview", 2.0, 10.0),
+        ("gemini-of-tomorrow", 10.0, 10.0),
+    ],
+)
+def test_an_explicit_cache_that_a_client_creates_is_charged_with_its_storage(
+    model: str, prompt: float, hour: float
+) -> None:
+    clock, store = ManualClock(), MemoryStore()
+    key, key_id = new_key(store)
+    grants = {"*": KeyLimits(provider_keys={"gemini": "sk-any"}, budget_usd_a_day=500.0)}
+    ends = [datetime.fromtimestamp(clock() + seconds, UTC).isoformat() for seconds in (3_600, WEEK)]
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, clock=clock, grants=grants) as gateway:
+        spent: list[float] = []
+        for number, end in enumerate(ends):
+            cache = {"name": f"cachedContents/{number}", "model": f"models/{model}", "expireTime": end}
+            answer(upstream, {**cache, "usageMetadata": {"totalTokenCount": 60_000}})
+            assert post(gateway.url, key, create_cache(model=f"models/{model}"), CACHES).status_code == 200
+            gateway.recorded_sessions()
+            row = store.records.get_budget_day(key_id, TODAY)
+            assert row.reserved == 0
+            spent.append(row.spent / 10**12 - sum(spent))
+        # 60,000 tokens are written and stored for an hour, then for a week.
+        assert spent == pytest.approx([0.06 * (prompt + hour), 0.06 * (prompt + 168 * hour)], rel=0.01)
+        # Its life is extended only by who may.
+        path = f"{gateway.url}{CACHES}/1"
+        assert httpx.patch(path, json={"ttl": f"{WEEK}s"}, headers={"x-api-key": key}).status_code == 403
+        assert httpx.get(path, headers={"x-api-key": key}).status_code == 200
+
+
+def test_an_explicit_cache_whose_description_does_not_arrive_costs_what_was_reserved() -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    grants = {"*": KeyLimits(provider_keys={"gemini": "sk-any"}, budget_usd_a_day=500.0)}
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=grants) as gateway:
+        upstream.parts = (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",)
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(gateway.url, key, create_cache(ttl=f"{WEEK}s"), CACHES)
+        gateway.recorded_sessions()
+    assert today(store, key_id).reserved > 10 * 10**12

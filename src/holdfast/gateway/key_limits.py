@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -53,6 +54,9 @@ OUTPUT_TOKENS_UNKNOWN = 4_096
 CONTEXT_TOKENS_UNKNOWN = 200_000
 """Of a model that the catalog does not know: what most models take."""
 
+CACHE_SECONDS_DEFAULT, CACHE_SECONDS_MAX = 3_600.0, 10 * 366 * 86_400.0
+"""Of an explicit cache: Gemini's default; its documentation has no maximum."""
+
 CHOICES_MAX = 128
 MODEL_CHARS_MAX = 200
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "maxTokens")
@@ -73,13 +77,15 @@ _REMOTE_IMAGE = re.compile(rb'"(?:image_url|url)"\s*:\s*"https?:')
 IMAGE_TOKENS = 5_000
 """For an image of unknown size: providers scale large ones down to a few thousand tokens."""
 
-_READ_MEMBERS = ("model", *_OUTPUT_LIMITS, *_CHOICES, *_NESTED_SETTINGS, *_PROMPT_REFERENCES)
+_CACHE_ENDS = ("ttl", "expireTime", "expire_time")
+_READ_MEMBERS = ("model", *_OUTPUT_LIMITS, *_CHOICES, *_NESTED_SETTINGS, *_PROMPT_REFERENCES, *_CACHE_ENDS)
 _Members = msgspec.defstruct("_Members", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _READ_MEMBERS], frozen=True)
 _decode_members = msgspec.json.Decoder(_Members).decode
 _decode_name = msgspec.json.Decoder(str).decode
+_decode_time = msgspec.json.Decoder(datetime).decode
 _decode_number = msgspec.json.Decoder(float | str).decode
 
-_NO_OUTPUT = re.compile(r"/(?:embeddings|moderations|rerank|batches)$|:(?:embed|batchEmbed)Contents?$")
+_NO_OUTPUT = re.compile(r"/(?:embeddings|moderations|rerank|batches|cachedContents)$|:(?:embed|batchEmbed)Contents?$")
 _FREE_ENDPOINT = re.compile(r"/count_tokens$|/input_tokens$|:countTokens$")
 _GOOGLE_MODEL = re.compile(r"/models/([^/:]+):")
 
@@ -163,9 +169,10 @@ class KeyLimitTable:
         """Raises GatewayRefusedError if the provider's key is not for this path: it may be an account's own, with
         keys, users and files behind it."""
         path = normalize_path(target.path) or ""
-        if not target.is_inference_by(method) and not any(
-            fnmatchcase(path, row) for row in self.get_limits(key_id).paths
-        ):
+        # Extends the life of an explicit cache: what that costs depends on its end before.
+        is_extension = method in ("PATCH", "PUT") and self.get_budgets(key_id) != (None, None)
+        is_allowed = target.is_inference_by(method) and not is_extension
+        if not is_allowed and not any(fnmatchcase(path, row) for row in self.get_limits(key_id).paths):
             message = (
                 f"this gateway key is for inference only; to allow {method} {target.endpoint}, add the path to `paths` "
                 "of its grant"
@@ -382,6 +389,9 @@ def find_model_name(target: Target, members: Mapping[str, bytes]) -> str:
     if target.adapter_name in (None, "gemini") and (in_path := _GOOGLE_MODEL.search(normalize_path(target.path) or "")):
         return in_path[1]
     named = target.path_fields.get("model") or decode_or_none(_decode_name, members.get("model"))
+    if target.has_caches and isinstance(named, str):
+        # `models/NAME`, or behind the project and place of Vertex.
+        named = named.rpartition("models/")[2]
     return named if isinstance(named, str) else ""
 
 
@@ -433,18 +443,31 @@ def estimate_call_usd(
     output = 0 if _NO_OUTPUT.search(target.endpoint) else output
     prompt = request.size_bytes // PROMPT_BYTES_PER_TOKEN + 1
     prompt += IMAGE_TOKENS * sum(1 for _ in _REMOTE_IMAGE.finditer(request.body))
+    stored_hours = find_cache_seconds(members, at) / 3_600 if target.has_caches else 0.0
     refers = any(members.get(name, b"null") != b"null" for name in _PROMPT_REFERENCES)
     refers = refers or _FILE_REFERENCE.search(request.body) is not None
     if row is None or not row.prices:
         prompt = max(prompt, CONTEXT_TOKENS_UNKNOWN) if refers else prompt
-        return (prompt + output) * unpriced / 1_000_000
+        return (prompt * (1 + stored_hours) + output) * unpriced / 1_000_000
     prompt = row.context_tokens_max if refers else min(prompt, row.context_tokens_max)
     output = min(output, row.output_tokens_max * CHOICES_MAX)
     price = price_at(row, utc_date(at), prompt)
     rates = [price.input, price.cache_write_5m, price.cache_write_other]
     # The price of an hour is double that of input: assumed only where the request asks for it.
     rate = max(*rates, price.cache_write_1h) if b'"1h"' in request.body else max(rates)
-    return float(prompt * rate + output * price.output) / 1_000_000
+    storage = (float(price.storage_per_hour) or unpriced) * stored_hours
+    return (float(prompt * rate + output * price.output) + prompt * storage) / 1_000_000
+
+
+def find_cache_seconds(members: Mapping[str, bytes], at: float) -> float:
+    """How long an explicit cache is stored that a request asks for, or whose description this is."""
+    ttl = decode_or_none(_decode_name, members.get("ttl")) or ""
+    ends = [decode_or_none(_decode_time, members.get(name)) for name in _CACHE_ENDS[1:]]
+    seconds = [end.timestamp() - at for end in ends if end is not None]
+    with suppress(ValueError):
+        seconds.append(float(ttl.removesuffix("s")))
+    stored = max(seconds, default=CACHE_SECONDS_DEFAULT)
+    return min(max(stored, 0.0), CACHE_SECONDS_MAX) if stored == stored else CACHE_SECONDS_MAX
 
 
 def _find_largest(members: Mapping[str, bytes], names: Collection[str]) -> int:

@@ -136,6 +136,9 @@ _FREE = re.compile(
 )
 """Of inference, what costs nothing by itself; batches are charged by their results, Realtime by each response."""
 
+_EXPLICIT_CACHES = re.compile(r"(?:/.*)?/cachedContents")
+"""Gemini's: posted to, a cache is written, and its storage is paid for by the hour until its end."""
+
 _OWNERS = {"openai-chat": "openai"}
 
 # Each part can begin in one place, or ends at the next slash: a search is as long as the path, not as its square.
@@ -159,7 +162,7 @@ class Target(msgspec.Struct, frozen=True):
     `reads_results`: reading it with GET may return the results of a batch. `is_inference`: it calls a model or belongs
     to doing so; other paths need to be granted if the gateway adds the provider's key. `is_list`: it only lists models.
     `is_paid`: it is inference that costs something, also if its response does not say what. `is_socket`: it is
-    inference on a WebSocket only.
+    inference on a WebSocket only. `has_caches`: posting to it creates an explicit cache.
     `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
     this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
     `route` is `direct`, or the host that stands between the provider and us: caches may behave differently there.
@@ -179,6 +182,7 @@ class Target(msgspec.Struct, frozen=True):
     is_list: bool = False
     is_paid: bool = True
     is_socket: bool = False
+    has_caches: bool = False
 
     def is_inference_by(self, method: str) -> bool:
         """Reading the path of model calls lists those that are stored, whoever made them."""
@@ -300,6 +304,7 @@ class RouteTable:
             bool(_MODEL_LISTS.fullmatch(normalized)),
             is_inference and not _FREE.fullmatch(normalized),
             bool(_SOCKETS.fullmatch(normalized)),
+            bool(_EXPLICIT_CACHES.fullmatch(normalized)),
         )
 
 

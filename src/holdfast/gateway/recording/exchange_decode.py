@@ -7,15 +7,16 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import price_at
+from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_tokens
-from holdfast.economics.cost import cost_usd, uncached_cost_usd
+from holdfast.economics.cost import cost_usd, storage_usd, uncached_cost_usd
 from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest
 from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.key_limits import find_cache_seconds, read_members
 from holdfast.gateway.recording.request_start import RequestStart, RequestStarts, SplitRequest, split_request
 from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN
 from holdfast.providers.adapter import PATH_HEADER, Adapter
@@ -36,7 +37,7 @@ from holdfast.providers.tolerant_decode import (
 )
 from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.reply import Reply
-from holdfast.types.usage import Usage
+from holdfast.types.usage import Usage, clamp_token_count
 
 
 class DecodedExchange(msgspec.Struct, frozen=True):
@@ -157,6 +158,8 @@ has many bytes for what it costs."""
 
 def estimate_other_usage(exchange: Exchange) -> Usage:
     """What a budget is charged for a call that is no model call and whose response has no usage."""
+    if exchange.target.has_caches:
+        return Usage(input=_find_cached_tokens(exchange))
     if exchange.target.adapter_name is not None or not exchange.target.is_paid:
         return Usage()
     text = _count_streamed_text(decompress_or_none(exchange, is_response=True) or b"")
@@ -187,6 +190,16 @@ def is_in_background(exchange: Exchange) -> bool:
     return _IN_BACKGROUND.search(body) is not None and find_usage(body) is None
 
 
+def keeps_reservation(exchange: Exchange) -> bool:
+    """Whether the response does not say what a call costs. What was reserved for it counts as spent after an hour.
+
+    So it is for a call in the background, and for an explicit cache whose description has not arrived.
+    """
+    if exchange.target.has_caches:
+        return exchange.may_have_reply and not exchange.is_successful
+    return exchange.is_answered and is_in_background(exchange)
+
+
 def decode_batch_results(exchange: Exchange) -> list[BatchResult]:
     """The answered requests of a batch; those that cannot be read count as one, by their size."""
     # Part of a file looks like the whole, so only the whole is counted.
@@ -213,6 +226,8 @@ def find_other_model(exchange: Exchange) -> str:
         form = _FORM_MODEL.search(body)
         named = form[1].decode() if form else None
     named = target.path_fields.get("model") or named
+    if target.has_caches and isinstance(named, str):
+        named = named.rpartition("models/")[2]
     return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
 
 
@@ -267,7 +282,25 @@ def price_batch(
     return paid * scale, uncached * scale
 
 
-def sum_cache_changes(exchange: Exchange) -> float:
-    """Dollars for creating and storing an explicit cache; negative for storage that was paid and is not used."""
+def sum_cache_costs(exchange: Exchange, row: Model | None, unpriced_usd_per_mtok: float) -> float:
+    """Dollars for creating and storing an explicit cache; negative for storage that was paid and is not used.
+
+    One that the client creates is stored until its end: a budget is not given back what is deleted earlier.
+    """
     changes = (*exchange.opening_changes, *exchange.closing_changes)
-    return float(sum((change.cost_usd + change.storage_cost_usd for change in changes), Decimal(0)))
+    planned = float(sum((change.cost_usd + change.storage_cost_usd for change in changes), Decimal(0)))
+    if not exchange.target.has_caches or not exchange.is_answered:
+        return planned
+    members = read_members(decompress_or_none(exchange, is_response=True) or b"")
+    members = members or read_members(decompress_or_none(exchange) or b"")
+    tokens, seconds = _find_cached_tokens(exchange), find_cache_seconds(members, exchange.ended_at)
+    priced = price_at(row, utc_date(exchange.ended_at), tokens) if row is not None and row.prices else None
+    if priced is None or not priced.storage_per_hour:
+        return planned + tokens * unpriced_usd_per_mtok / 1_000_000 * seconds / 3_600
+    return planned + float(storage_usd(tokens, seconds, priced))
+
+
+def _find_cached_tokens(exchange: Exchange) -> int:
+    body = decompress_or_none(exchange, is_response=True)
+    counted = nested_field(decode_or_none(msgspec.json.decode, body), "usageMetadata", "totalTokenCount")
+    return clamp_token_count(counted) if isinstance(counted, int) else exchange.request_bytes // BYTES_PER_TOKEN

@@ -36,11 +36,11 @@ from holdfast.gateway.recording.exchange_decode import (
     estimate_other_usage,
     estimate_usage,
     find_other_model,
-    is_in_background,
+    keeps_reservation,
     name_by_reply,
     path_header,
     price_batch,
-    sum_cache_changes,
+    sum_cache_costs,
 )
 from holdfast.gateway.recording.fingerprint import ReplyFingerprint, describe_reply, describe_request, short_digest
 from holdfast.gateway.recording.restore import (
@@ -537,12 +537,12 @@ class GatewayRecorder:
 
     def _charge_call(self, exchange: Exchange, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> None:
         if exchange.caller.has_budget:
-            if exchange.is_answered and is_in_background(exchange):
-                # Its reservation stays, and counts as spent after an hour.
+            if keeps_reservation(exchange):
                 return
             if usage == Usage() and exchange.is_answered:
                 usage = estimate_other_usage(exchange)
-            spent = self._spent_usd(recorder, call, usage) + sum_cache_changes(exchange)
+            caches = sum_cache_costs(exchange, call.prepared.row, self._unpriced_usd_per_mtok)
+            spent = self._spent_usd(recorder, call, usage) + caches
             self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
 
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
