@@ -86,6 +86,36 @@ def test_intent_is_explored_stage_by_stage_and_stays_in_the_url(page: Page, samp
     )
 
 
+def test_an_intent_that_is_answered_late_does_not_replace_a_newer_one(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open(f"instructions/{SAMPLE}?intent=give+the+money+back")
+    page.element("[data-scored]")
+    page.hold_answers("intent=lamp")
+    page.run("location.hash = arguments[0]", f"#/instructions/{SAMPLE}?intent=lamp")
+    page.wait_until(lambda: page.run("return held.length"))
+    page.run("location.hash = arguments[0]", f"#/instructions/{SAMPLE}?intent=where+is+the+parcel")
+    explored = sample_service.get(f"/api/instructions/{SAMPLE}/recall?intent=where+is+the+parcel")["units"]
+    expected = [(unit["name"], f"{unit['score']:.3f}") for unit in explored]
+
+    def shown() -> list[tuple[str, str]]:
+        names, scores = (page.texts(f"[data-scored] [data-heading={name}]") for name in ("Unit", "Score"))
+        return list(zip(names, scores, strict=True))
+
+    page.wait_until(lambda: shown() == expected)
+    page.release_answers()
+    assert shown() == expected
+    assert page.run("return document.getElementById('intent').value") == "where is the parcel"
+
+
+def test_charts_of_an_agent_follow_the_width_of_the_window(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open(f"instructions/{SAMPLE}")
+    page.element(".columns-chart")
+    page.resize(700, 900)
+    too_wide = "return [...document.querySelectorAll('.chart')].some(e => e.scrollWidth > e.clientWidth + 1)"
+    page.wait_until(lambda: not page.run(too_wide))
+
+
 def test_recalls_are_charted_by_day(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)

@@ -1,12 +1,14 @@
 """Keys and budgets in the browser: create with the secret shown once, change, revoke after a question."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
+from tests.support.event_examples import session_started_event
 from tests.support.served_service import Client, serve_store
 
 SCREENS = {"wide": (1440, 900), "narrow": (390, 844)}
@@ -110,6 +112,24 @@ def test_revoking_the_own_key_says_so_first_and_signs_out(page: Page) -> None:
         page.wait_until(lambda: "You are signed in with this key: you will be signed out." in page.text("main"))
         page.click("[data-does=revoke-confirmed]")
         page.wait_until(lambda: page.text("h1") == "Sign in")
+        page.leave()
+
+
+def test_an_answer_that_comes_late_does_not_undo_what_a_newer_one_shows(page: Page) -> None:
+    store = MemoryStore()
+    with serve_store(store) as client:
+        sign_in(page, client)
+        row = f"[data-key-row='{create(page, name='other').split('_')[1]}']"
+        page.wait_until(lambda: page.text("#connection") == "live")
+        page.hold_answers("/api/keys")
+        store.append([session_started_event("s1", at=time.time())]).result(10)
+        page.wait_until(lambda: page.run("return held.length"))
+        page.run("window.holding = []")
+        page.click(f"{row} [data-does=revoke]")
+        page.click("[data-does=revoke-confirmed]")
+        page.wait_until(lambda: "revoked" in page.text(row))
+        page.release_answers()
+        assert "revoked" in page.text(row)
         page.leave()
 
 

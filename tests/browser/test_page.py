@@ -246,22 +246,6 @@ def test_a_view_opened_while_the_service_is_stopped_says_so_and_is_shown_once_it
         page.leave()
 
 
-HOLD_ANSWERS = """
-    window.holding = [];
-    window.held = [];
-    const fetchNow = window.fetch;
-    window.fetch = (url, options) => {
-      const answer = fetchNow(url, options);
-      const isHeld = window.holding.some((part) => String(url).includes(part));
-      return isHeld ? answer.then((reply) => new Promise((resolve) => window.held.push(() => resolve(reply)))) : answer;
-    };
-    const setTimer = window.setTimeout;
-    window.timersRun = 0;
-    window.setTimeout = (run, ...others) => setTimer(() => { run(); window.timersRun += 1; }, ...others);
-    window.release = () => window.held.splice(0).forEach((run) => run());
-"""
-
-
 def test_an_event_while_a_view_is_loaded_is_not_lost(page: Page) -> None:
     store = MemoryStore()
     store.append([session_started_event("s1", at=time.time())]).result(10)
@@ -269,12 +253,12 @@ def test_an_event_while_a_view_is_loaded_is_not_lost(page: Page) -> None:
         page.url = client.url
         page.open("cost", heading="Cost")
         page.wait_until(lambda: page.text("#connection") == "live")
-        page.run(HOLD_ANSWERS)
-        page.run("window.holding = ['/api/sessions']; location.hash = '#/sessions'")
+        page.hold_answers("/api/sessions")
+        page.run("location.hash = '#/sessions'")
         page.wait_until(lambda: page.run("return window.held.length"))
         store.append([session_started_event("s2", at=time.time())]).result(10)
         page.wait_until(lambda: page.run("return window.timersRun"))
-        page.run("window.holding = []; window.release()")
+        page.release_answers()
         page.wait_until(lambda: page.text("h1") == "Sessions")
         page.wait_until(lambda: page.text("[data-figure=total]") == "2 sessions")
         page.leave()
@@ -283,13 +267,13 @@ def test_an_event_while_a_view_is_loaded_is_not_lost(page: Page) -> None:
 def test_a_view_that_is_left_is_marked_as_busy_until_the_next_one_is_loaded(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("cost", heading="Cost")
-    page.run(HOLD_ANSWERS)
-    page.run("window.holding = ['/analytics/reliability']; location.hash = '#/calls'")
+    page.hold_answers("/analytics/reliability")
+    page.run("location.hash = '#/calls'")
     page.wait_until(lambda: page.run("return window.held.length"))
     assert page.text("h1") == "Cost"
     assert page.elements("main[aria-busy=true]")
     page.wait_until(lambda: float(page.run("return getComputedStyle(document.querySelector('.view')).opacity")) < 0.5)
-    page.run("window.holding = []; window.release()")
+    page.release_answers()
     page.wait_until(lambda: page.text("h1") == "Calls")
     assert not page.elements("main[aria-busy]")
 
@@ -370,6 +354,22 @@ def test_what_was_typed_and_not_sent_survives_a_refresh(page: Page, sample_servi
         """
     )
     assert left == ["after", "half a sen", "edited", 4, 6]
+
+
+def test_a_button_whose_work_fails_says_so_and_can_be_pressed_again(page: Page, sample_service: Client) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
+    page.open("try", heading="Try it")
+    page.run(
+        """
+        return Promise.all([import("/dashboard/api.js"), import("/dashboard/dom.js")]).then(([{ get }, { button }]) => {
+          const failing = button("Fail", () => get("/api/sessions/none/calls"), { id: "failing" });
+          document.querySelector("main").append(failing);
+        });
+        """
+    )
+    page.click("#failing")
+    page.wait_until(lambda: page.text("#notice").startswith("no session"))
+    assert not page.run("return document.getElementById('failing').disabled")
 
 
 @pytest.mark.parametrize("fragment", ["%", "session/%E0%A4%A", "sessions?client=%"])

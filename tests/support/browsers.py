@@ -33,6 +33,24 @@ except ImportError:
 
 T = TypeVar("T")
 
+# Counts timers that have run and held answers that were read, in a task of its own after what they lead to.
+_HOLD_ANSWERS = """
+    if (!window.held) {
+      const [fetchNow, setTimer] = [window.fetch, window.setTimeout];
+      Object.assign(window, { held: [], timersRun: 0, answersRead: 0 });
+      window.setTimeout = (run, ...others) => setTimer(() => { run(); window.timersRun += 1; }, ...others);
+      window.fetch = async (url, options) => {
+        const isHeld = window.holding.some((part) => String(url).includes(part));
+        const answer = await fetchNow(url, options);
+        if (!isHeld) return answer;
+        const read = answer.json.bind(answer);
+        answer.json = () => read().finally(() => setTimer(() => { window.answersRead += 1; }));
+        return new Promise((resolve) => window.held.push(() => resolve(answer)));
+      };
+    }
+    window.holding = arguments[0];
+"""
+
 
 class Keys:
     """WebDriver's codes of special keys, repeated here because the client may not be installed."""
@@ -109,6 +127,17 @@ class Page:
         waiter = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
         result: T = waiter.until(lambda _: condition())
         return result
+
+    def hold_answers(self, *paths: str) -> None:
+        """From now on the page gets answers to requests of these paths when they are released; `held` has them."""
+        self.driver.execute_script(_HOLD_ANSWERS, list(paths))
+
+    def release_answers(self) -> None:
+        """The page gets the answers that were held; returns when it has read them."""
+        script = "const count = window.answersRead + held.length; held.splice(0).forEach((run) => run()); return count"
+        self.run("window.holding = []")
+        count = self.run(script)
+        self.wait_until(lambda: self.run("return window.answersRead") >= count)
 
     def console_errors(self) -> list[str]:
         """The errors and warnings in the console."""

@@ -60,6 +60,13 @@ export const get = (path, query = {}) => {
   return request("GET", fields.length ? `${path}?${new URLSearchParams(fields)}` : path);
 };
 
+export async function getText(path) {
+  const response = await fetch(path).catch(() => null);
+  if (!response) throw new ApiError(0, "unreachable", UNREACHABLE);
+  if (!response.ok) throw new ApiError(response.status, "failed", `status ${response.status}`);
+  return response.text();
+}
+
 export const post = (path, options) => request("POST", path, options);
 
 export const put = (path, body) => request("PUT", path, { body });

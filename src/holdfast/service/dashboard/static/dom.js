@@ -36,13 +36,25 @@ export function fill(place, ...children) {
   }
 }
 
-/** A button that is disabled while its work is in progress. */
+/** A function that reads, then draws what it read; answers to earlier calls than the newest are not drawn, in whichever order they come. */
+export function latest(read, draw) {
+  let newest = 0;
+  return async (...given) => {
+    const own = ++newest;
+    const answer = await read(...given);
+    if (own === newest) await draw(answer, ...given);
+  };
+}
+
+/** A button that is disabled while its work is in progress; what fails is shown. */
 export function button(label, run, attributes = {}) {
   const element = h("button", { type: "button", ...attributes }, label);
   element.addEventListener("click", async () => {
     element.disabled = true;
     try {
       await run();
+    } catch (error) {
+      notice(error.message, "bad");
     } finally {
       element.disabled = false;
     }

@@ -2,7 +2,7 @@
 
 import { get, part, post } from "../api.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
-import { button, fill, h, notice, tile } from "../dom.js";
+import { button, fill, h, latest, notice, tile } from "../dom.js";
 import { count, percent, time } from "../format.js";
 import { number, share, table } from "../table.js";
 import { explorer } from "./explorer.js";
@@ -28,16 +28,21 @@ export async function agentView(place, { id, query, visitor }) {
     (reply) => (reply.activated.length ? `Approved: ${line.unit} ${line.version} is active from now on.` : `Approved: ${kind}.`));
   const measure = () => submit("instruction-manifest/coverage", { body: {} }, (reply) => `Measured: ${count(reply.units.length)} units.`);
 
-  const draw = async () => {
-    const [page, measures] = await Promise.all([get(path), get(`${path}/days`, { days })]);
+  const draw = latest(() => Promise.all([get(path), get(`${path}/days`, { days })]), ([page, measures]) => {
     document.title = `${page.agent.shortname ?? id} · Holdfast`;
     fill(body, head(page, measures.total), pendingTable(page.pending, approve, visitor), coverageTable(page, measure, visitor));
     fill(history, overTime(id, days, measures), versionTable(page.versions));
-  };
+  });
   await draw();
   await explore.ask();
   place.append(body, explore.place, history);
   return {
+    // No event of a session changes what is shown; the charts are drawn for the width of the window.
+    refresh: async (sessions) => {
+      if (!sessions.has(null)) return;
+      explore.draw();
+      await draw();
+    },
     navigate: (rest, other) => {
       if (rest[0] !== id || (Number(other.get("days")) || 14) !== days) return false;
       explore.ask(other.get("intent") ?? "");

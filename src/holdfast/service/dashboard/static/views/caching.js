@@ -1,7 +1,7 @@
 // Current cache state by provider and by session, and the global cache settings.
 
 import { get, now, part, post } from "../api.js";
-import { button, empty, explained, fill, h, notice, simulatedHint } from "../dom.js";
+import { button, empty, explained, fill, h, latest, notice, simulatedHint } from "../dom.js";
 import { TTLS, count, countdown, dollars, percent, provider, time, verdict } from "../format.js";
 import { pager, table } from "../table.js";
 import { minutes, settings } from "./settings.js";
@@ -38,8 +38,7 @@ export async function show(place, { query, visitor }) {
     }
     await refresh();
   };
-  const refresh = async () => {
-    const [reply, note] = await Promise.all([get("/api/cache", { limit: LIMIT, skip }), unreadableNote()]);
+  const refresh = latest(() => Promise.all([get("/api/cache", { limit: LIMIT, skip }), unreadableNote()]), ([reply, note]) => {
     fill(unreadable, note);
     fill(summaries, providers(reply.providers));
     fill(sessions, reply.discussions.length || skip
@@ -47,7 +46,7 @@ export async function show(place, { query, visitor }) {
       : nothing(visitor));
     inForce.textContent = describeTtls(reply.discussions);
     tick(place);
-  };
+  });
   await refresh();
   place.append(h("h1", {}, "Caching"), unreadable, summaries, question, sessions, await settings(isAdmin, inForce));
   const timer = setInterval(() => tick(place), 1000);

@@ -1,7 +1,7 @@
 // The knowledge digest, sessions that use an older one with the cost of a refresh, and the harvest.
 
 import { get, part, post } from "../api.js";
-import { button, fill, h, notice } from "../dom.js";
+import { button, fill, h, latest, notice } from "../dom.js";
 import { count } from "../format.js";
 import { money, number, table } from "../table.js";
 
@@ -20,10 +20,8 @@ export function digestPart(user, onChange) {
     }
     if (review) await onChange();
   };
-  const refresh = async () => {
-    const [current, pending] = await Promise.all([get("/api/knowledge/digest", { user }), get("/api/knowledge/pending")]);
-    fill(digest, preview(current, pending), pendingTable(pending.sessions));
-  };
+  const refresh = latest(() => Promise.all([get("/api/knowledge/digest", { user }), get("/api/knowledge/pending")]),
+    ([current, pending]) => fill(digest, preview(current, pending), pendingTable(pending.sessions)));
   const place = h("div", {}, digest, h("section", { class: "block", "aria-label": "Harvest" }, h("h2", {}, "Harvest"),
     h("p", { class: "small" }, "Extracts knowledge from ended sessions of this project by rules, for you to review; no model is called, so it costs nothing. Each user's items stay with that user unless a person shares them."),
     h("div", { class: "buttons" },

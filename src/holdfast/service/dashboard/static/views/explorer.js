@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { bars, chartWidth, seriesLegend } from "../chart.js";
-import { fill, h } from "../dom.js";
+import { fill, h, latest } from "../dom.js";
 import { svgButton } from "../download.js";
 import { count } from "../format.js";
 import { table } from "../table.js";
@@ -21,21 +21,26 @@ export function explorer(path, first, link) {
     if (location.hash === target) ask(input.value.trim());
     else location.hash = target;
   };
-  const ask = async (intent = first) => {
-    if (input.value.trim() !== intent) input.value = intent;
-    if (!intent) {
-      fill(result, h("p", { class: "none" }, "Nothing is recorded: this only shows what a recall would load, and why."));
-      return;
-    }
+  let draw;
+  const explore = latest(async (intent) => {
+    if (!intent) return () => h("p", { class: "none" }, "Nothing is recorded: this only shows what a recall would load, and why.");
     try {
-      fill(result, resultView(await get(`${path}/recall`, { intent })));
+      const answer = await get(`${path}/recall`, { intent });
+      return () => resultView(answer);
     } catch (error) {
-      fill(result, h("p", { role: "alert", class: "bad" }, error.message));
+      return () => h("p", { role: "alert", class: "bad" }, error.message);
     }
+  }, (view) => {
+    draw = () => fill(result, view());
+    draw();
+  });
+  const ask = (intent = first) => {
+    if (input.value.trim() !== intent) input.value = intent;
+    return explore(intent);
   };
   const place = h("section", { class: "block explorer", "aria-label": "Recall explorer" }, h("h2", {}, "Recall explorer"),
     h("form", { submit: enter, class: "ask" }, h("label", { for: "intent" }, "Intent"), input, h("button", { type: "submit", "data-does": "explore" }, "Explore")), result);
-  return { place, ask };
+  return { place, ask, draw: () => draw?.() };
 }
 
 const threeDigits = (value) => value.toFixed(3);

@@ -1,7 +1,7 @@
 // Knowledge items: their sources, whether they are in the digest, and the actions a person can take.
 
 import { get, part, put, remove } from "../api.js";
-import { button, empty, fill, h, notice, tile } from "../dom.js";
+import { button, empty, fill, h, latest, notice, tile } from "../dom.js";
 import { count } from "../format.js";
 import { pager, table } from "../table.js";
 
@@ -30,8 +30,7 @@ export function itemsPart(query, onChange) {
     remove: (row) => change(() => remove(itemPath(row)), "Removed: later harvests do not add it again; Review can restore it."),
   };
 
-  const refresh = async () => {
-    const reply = await get("/api/knowledge", { category, limit: LIMIT, skip, user });
+  const refresh = latest(() => get("/api/knowledge", { category, limit: LIMIT, skip, user }), (reply) => {
     const sum = (of) => reply.categories.reduce((total, category) => total + of(category), 0);
     const owners = reply.users.length || user ? userSwitch(reply.users, user) : null;
     if (!reply.items.length && !sum((category) => category.items)) {
@@ -47,7 +46,7 @@ export function itemsPart(query, onChange) {
         h("a", { href: `#/knowledge${name || user ? `?${new URLSearchParams({ ...(user ? { user } : {}), ...(name ? { category: name } : {}) })}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
       itemTable(reply.items, actions),
       pager({ skip, limit: LIMIT, more: skip + reply.items.length < reply.items_total, link: (next) => link({ skip: next }) }));
-  };
+  });
   return { place, refresh };
 }
 

@@ -1,7 +1,7 @@
 // Keys and budgets: create, change and revoke keys, with what each has spent against its limit.
 
 import { get, part, post, put, remove } from "../api.js";
-import { button, fill, h, notice } from "../dom.js";
+import { button, fill, h, latest, notice } from "../dom.js";
 import { count, dollars, percent, time } from "../format.js";
 import { table } from "../table.js";
 
@@ -18,7 +18,7 @@ export async function show(place, { visitor }) {
   const list = h("div", {});
   const secret = h("div", { role: "status" });
   const editor = h("div", {});
-  const refresh = async () => fill(list, keyTable((await get("/api/keys")).keys, edit, revoke, visitor));
+  const refresh = latest(() => get("/api/keys"), ({ keys }) => fill(list, keyTable(keys, edit, revoke, visitor)));
   const run = async (work, done) => {
     try {
       const reply = await work();

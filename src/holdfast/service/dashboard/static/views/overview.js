@@ -1,7 +1,7 @@
 // First page: what was spent, saved and lost lately, what needs attention, and what to do next.
 
 import { get, isSimulatedIncluded, now, part } from "../api.js";
-import { empty, fill, h, simulatedHint, tile } from "../dom.js";
+import { empty, fill, h, latest, simulatedHint, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
 import { count, cost, costOfPriced, dollars, percent, quoted, time } from "../format.js";
 import { money, number, table } from "../table.js";
@@ -15,10 +15,7 @@ const LIVE_SHOWN_MAX = 10;
 
 export async function show(place) {
   const body = h("div", {});
-  const refresh = async () => {
-    const [{ data }, actions] = await Promise.all([get("/analytics/overview"), cachedActions()]);
-    fill(body, render(data, actions.data));
-  };
+  const refresh = latest(() => Promise.all([get("/analytics/overview"), cachedActions()]), ([{ data }, actions]) => fill(body, render(data, actions.data)));
   await refresh();
   place.append(h("h1", {}, "Overview"), body);
   // A session stops being live, a day ends and an alert appears without an event.

@@ -1,7 +1,7 @@
 // Harvested items that wait for a person: accept, edit, share or reject, with the lines of the conversation beside them.
 
 import { get, part, post } from "../api.js";
-import { button, fill, h, notice } from "../dom.js";
+import { button, fill, h, latest, notice } from "../dom.js";
 import { count } from "../format.js";
 
 const LIMIT = 20;
@@ -20,8 +20,7 @@ export function reviewPart(user, onChange) {
     await onChange();
   };
 
-  const refresh = async () => {
-    const reply = await get("/api/knowledge/review", { limit: LIMIT, user });
+  const refresh = latest(() => get("/api/knowledge/review", { limit: LIMIT, user }), (reply) => {
     // A text that is being edited must survive a refresh, so nothing is drawn again unless something changed.
     if (shown === JSON.stringify(reply)) return;
     shown = JSON.stringify(reply);
@@ -34,7 +33,7 @@ export function reviewPart(user, onChange) {
       reply.set_aside.length ? h("details", {}, h("summary", { "data-key": "set aside" }, `Rejected or removed (${count(reply.set_aside.length)})`),
         h("ul", { class: "plain" }, reply.set_aside.map((item) => h("li", { "data-aside": item.id }, item.text, " ",
           button("Restore", () => decide(item, { action: "restore" }, "It waits for review again"), { "data-does": "restore-item", "data-key": `restore ${item.id}`, "aria-label": `Restore: ${item.text}` }))))) : null);
-  };
+  });
   return { place, refresh };
 }
 

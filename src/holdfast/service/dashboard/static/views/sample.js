@@ -12,6 +12,7 @@ export async function show(place, { visitor }) {
   const state = h("p", { class: "small", role: "status" });
   const list = h("div", {});
   let timer;
+  let isClosed = false;
   const isOff = visitor.sample === "off";
   const play = button("Play a sample", async () => {
     try {
@@ -27,7 +28,7 @@ export async function show(place, { visitor }) {
     state.textContent = { off: "", ready: "Ready.", playing: "Playing …" }[sample];
     clearTimeout(timer);
     // The player finishes shortly after the last event, so poll for the end.
-    if (sample === "playing") timer = setTimeout(refresh, 1000);
+    if (sample === "playing" && !isClosed) timer = setTimeout(() => refresh().catch(() => null), 1000);
     fill(list, reply.sessions.length ? h("ul", { class: "cards" }, reply.sessions.map(card)) : null);
   };
   await refresh();
@@ -35,7 +36,11 @@ export async function show(place, { visitor }) {
     h("p", {}, "Runs six short sessions against a simulated provider in fast time: three with good caching habits, three with bad ones. Nothing leaves this machine, and nothing is billed."),
     isOff ? h("p", { class: "bad" }, "This service does not simulate a provider. Start one that does: ", h("code", {}, "holdfast serve --simulate")) : null,
     h("p", {}, play), state, list);
-  return { refresh, close: () => clearTimeout(timer) };
+  const close = () => {
+    isClosed = true;
+    clearTimeout(timer);
+  };
+  return { refresh, close };
 }
 
 /** The verdict is that of the call that lost most: the last call of a session with a bad habit may have lost nothing. */

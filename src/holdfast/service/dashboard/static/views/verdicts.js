@@ -1,5 +1,6 @@
 // The docs page of the verdicts, with the cause and fix of each; `#/verdicts/KIND` shows one of them first.
 
+import { getText } from "../api.js";
 import { h } from "../dom.js";
 
 export const title = "Verdicts, causes and fixes";
@@ -7,8 +8,7 @@ export const title = "Verdicts, causes and fixes";
 const INLINE = /`([^`]+)`|\*([^*]+)\*|\[([^\]]+)\]\(([^)]+)\)/g;
 
 export async function show(place, { rest }) {
-  const response = await fetch("/dashboard/verdicts.md");
-  const sections = (await response.text()).split(/^## /m);
+  const sections = (await getText("/dashboard/verdicts.md")).split(/^## /m);
   const chosen = sections.findIndex((section) => section.startsWith(`${rest[0]}\n`));
   const [first] = chosen > 0 ? sections.splice(chosen, 1) : [];
   const [opening, ...others] = sections;
