@@ -94,6 +94,30 @@ def test_the_period_bounds_the_sessions_and_the_chart_ends_now(page: Page) -> No
         page.leave()
 
 
+def test_the_chart_of_spending_sums_up_to_what_was_spent_with_more_models_than_colours(page: Page) -> None:
+    store, now = MemoryStore(), system_clock()
+    for number in range(8):
+        model, cost = f"anthropic:model-{number}", Decimal(8 - number)
+        call = LlmCallCompleted(
+            model, "anthropic", Usage(input=10, output=1), cost, "v", 750, "end_turn", 0, 0, f"r{number}"
+        )
+        started = LlmCallStarted(model, "anthropic", 10, f"r{number}")
+        payloads: tuple[AnyPayload, ...] = (SessionStarted(model), started, call)
+        at = now - 3_600 * number
+        store.append(
+            [Event(f"e{number} {n}", at, f"s{number}", "agent", one) for n, one in enumerate(payloads)]
+        ).result(10)
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("cost", heading="Cost")
+        legend = [*(f"anthropic:model-{number}" for number in range(5)), "3 other models"]
+        assert page.texts(".legend li") == legend
+        numbers = page.texts("details tbody td.number")
+        assert sum(float(text.removeprefix("$")) for text in numbers) == pytest.approx(36)
+        assert page.text("[data-figure=spent]") == dollars(36)
+        page.leave()
+
+
 def test_peer_policies_are_replayed_on_request(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("cost")

@@ -58,8 +58,9 @@ async function render(days, within, regretWithin) {
   ]);
   if (!models.data.length) return empty("No spending", ["There are no billed calls in this period. Choose a longer one, or ", h("a", { href: "#/try" }, "play a sample"), "."], simulatedHint());
   const top = models.data.slice(0, MODELS_MAX).map((row) => row.model);
-  const byTime = await Promise.all(top.map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
-  return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((reply) => reply.data)), modelTable(models.data),
+  const others = models.data.length - top.length;
+  const byTime = await Promise.all([...top, ...(others ? [null] : [])].map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
+  return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((reply) => reply.data), others), modelTable(models.data),
     sessionTable(sessions.sessions), breakTable(breaks.data, days), regretTable(regret.data)];
 }
 
@@ -72,12 +73,19 @@ function tiles(savings, regret) {
     tile("Regret", dollars(regret.regret_usd), "Cost above the optimum: the cheapest plan that knows all later calls", "regret"));
 }
 
-function spending(slot, models, rowsByModel) {
+/** `rowsByModel` has the rows of each of the models and, if there are `others`, those of all models behind them. */
+function spending(slot, models, rowsByModel, others) {
   const slots = allSlots(slot, rowsByModel.flatMap((rows) => rows.map((row) => row[slot])).sort()[0]);
-  const series = models.map((name, index) => {
-    const costs = new Map(rowsByModel[index].map((row) => [row[slot], row.cost_usd]));
-    return { name, values: slots.map((name) => costs.get(name) ?? 0) };
+  const all = rowsByModel.map((rows) => {
+    const costs = new Map(rows.map((row) => [row[slot], row.cost_usd]));
+    return slots.map((name) => costs.get(name) ?? 0);
   });
+  const series = models.map((name, index) => ({ name, values: all[index] }));
+  if (others) {
+    const rest = slots.map((_, index) => all.at(-1)[index] - series.reduce((sum, { values }) => sum + values[index], 0));
+    // What rounding leaves is no spending.
+    series.push({ name: `${count(others)} other ${others === 1 ? "model" : "models"}`, values: rest.map((amount) => (amount < 1e-9 ? 0 : amount)) });
+  }
   return chartFigure({
     name: "spend", caption: "Spend over time", unit: slot === "hour" ? "US dollars by hour and model" : "US dollars by day (UTC) and model", heading: slot === "hour" ? "Hour" : "Day", format: dollars,
     slots: slots.map((name) => slotLabel(slot, name)), series, draw: (options) => columns({ ...options, width: chartWidth() }),
