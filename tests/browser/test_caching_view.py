@@ -79,6 +79,22 @@ def test_countdown_moves(page: Page, sample_service: Client) -> None:
     assert page.wait_until(lambda: page.texts("[data-session] [data-until]") != before)
 
 
+async def test_a_cache_that_expires_is_shown_as_gone_without_an_event(page: Page) -> None:
+    clock, store = ManualClock(time.time()), MemoryStore()
+    with serve_store(store, clock=clock) as client:
+        async with OwnService(client, store).session("refactor auth", clock=clock) as session:
+            await session.send("One.")
+        page.url = client.url
+        page.open("caching")
+        row = f"[data-session='{session.id}']"
+        assert page.text(f"{row} [data-heading=Cached]") == "yes (Anthropic)"
+        clock.advance(7_200)
+        page.run("const now = Date.now; Date.now = () => now() + 7_200_000")
+        page.wait_until(lambda: page.text(f"{row} [data-heading=Cached]") == "no")
+        assert page.text(f"{row} [data-heading='Tokens cached']") == "0"
+        page.leave()
+
+
 async def test_new_session_appears_and_updates_without_reload(page: Page, own_service: OwnService) -> None:
     page.url = own_service.client.url
     page.open("caching")

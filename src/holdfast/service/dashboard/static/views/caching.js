@@ -49,7 +49,11 @@ export async function show(place, { query, visitor }) {
   });
   await refresh();
   place.append(h("h1", {}, "Caching"), unreadable, summaries, question, sessions, await settings(isAdmin, inForce));
-  const timer = setInterval(() => tick(place), 1000);
+  // A cache expires without an event.
+  let asked = null;
+  const timer = setInterval(() => {
+    if (tick(place)) asked ??= refresh().catch(() => null).finally(() => { asked = null; });
+  }, 1000);
   return { refresh, close: () => clearInterval(timer) };
 }
 
@@ -140,12 +144,15 @@ function controls(row, change, isAdmin) {
     : control("Enable caching for this", "enable", "Cache again from the next call on"));
 }
 
-/** Updates every countdown in the element. */
+/** Updates every countdown in the element; whether that of a session has ended. */
 function tick(place) {
+  let hasEnded = false;
   for (const element of place.querySelectorAll("[data-until]")) {
     const seconds = (Number(element.dataset.until) - now()) / 1000;
     const text = countdown(seconds);
     if (element.textContent !== text) element.textContent = text;
     element.classList.toggle("soon", seconds < 60);
+    hasEnded ||= seconds <= 0 && element.closest("[data-session]") !== null;
   }
+  return hasEnded;
 }
