@@ -65,7 +65,13 @@ def test_keys_with_long_names_and_two_budgets_fit_into_their_table(page: Page) -
             page, user="ben@example.com", team="core", budget="500", month="10000", rate="60", models=models
         )
         row = f"[data-key-row='{secret.split('_')[1]}']"
-        page.wait_until(lambda: "of $10000.0000" in page.text(row))
+        page.wait_until(lambda: "of $10,000.0000" in page.text(row))
+        page.click("[data-does=hide-secret]")
+        page.wait_until(lambda: not page.elements("[data-figure=secret]"))
+        longest = "ann.catherine.example-of-a-long-name@engineering.subsidiary.example.com"
+        secret = create(page, user=longest, team="a-team-with-a-name-that-does-not-end-soon", budget="0")
+        row = f"[data-key-row='{secret.split('_')[1]}']"
+        page.wait_until(lambda: longest in page.text(row))
         assert page.run("const e = document.querySelector('.scroll'); return [e.scrollWidth - e.clientWidth]") == [0]
         saved = page.run(
             "window.blobs = []; URL.createObjectURL = (blob) => { window.blobs.push(blob); return ''; };"
@@ -73,7 +79,7 @@ def test_keys_with_long_names_and_two_budgets_fit_into_their_table(page: Page) -
         )
         heading, *rows = saved.splitlines()
         assert heading == "Key,Id,Scope,User,Team,Spent today,This month,Limits,Last used,State"
-        assert ",gateway,ben@example.com,core,0,0," in rows[-1]
+        assert ",gateway,ben@example.com,core,0,0," in rows[-2]
         page.click(f"{row} a")
         page.wait_until(lambda: page.text("h1") == "Sessions")
         assert page.run("return document.getElementById('filter-key').value") == secret.split("_")[1]

@@ -18,12 +18,12 @@ export const shortCount = (value) => compact.format(value);
 
 const SMALLEST = 0.0001;
 
-/** Money with the same four decimal places everywhere, so that columns and pages can be compared. */
+/** Money with the same four decimal places everywhere, so that columns and pages can be compared, and thousands set apart: $20,000.0000. */
 export function dollars(amount) {
   if (amount === null || amount === undefined) return NONE;
   const size = Math.abs(amount);
   const sign = amount < 0 ? "−" : "";
-  return size > 0 && size < SMALLEST / 2 ? `${sign}<$${SMALLEST}` : `${sign}$${size.toFixed(4)}`;
+  return size > 0 && size < SMALLEST / 2 ? `${sign}<$${SMALLEST}` : `${sign}$${size.toFixed(4).replace(/\B(?=(\d{3})+\.)/g, ",")}`;
 }
 
 /** What calls cost; null where no price is known for their model. */

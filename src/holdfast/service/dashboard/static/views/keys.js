@@ -93,7 +93,7 @@ function spentAgainstLimit(spent, limit, reset) {
   if (limit === null) return dollars(spent);
   const share = limit ? spent / limit : 1;
   return [h("span", { class: share >= SOON_SHARE ? "bad" : null }, `${dollars(spent)} of ${dollars(limit)} (${percent(share)})`),
-    h("div", {}, h("meter", { min: 0, max: limit || 1, value: limit ? spent : 1, high: SOON_SHARE * limit, "aria-label": "Share of the budget that is spent" })), h("div", { class: "small whole" }, "resets ", time(reset))];
+    h("div", {}, h("meter", { min: 0, max: 1, value: Math.min(1, share), low: SOON_SHARE, high: SOON_SHARE, optimum: 0, "aria-label": "Share of the budget that is spent" })), h("div", { class: "small whole" }, "resets ", time(reset))];
 }
 
 const limits = (row) => [row.models.map((name) => h("div", { class: "whole" }, name)), row.requests_a_minute === null ? null : h("div", { class: "whole" }, `${count(row.requests_a_minute)}/min`),
@@ -102,10 +102,10 @@ const limits = (row) => [row.models.map((name) => h("div", { class: "whole" }, n
 const keyTable = (rows, edit, revoke, visitor) => table({
   name: "keys", caption: "Keys", rows, none: "There are no keys: anybody who reaches this service can use it.", attributes: (row) => ({ "data-key-row": row.id }),
   columns: [
-    { heading: "Key", meaning: "Name, id and scope; the link shows the sessions that it paid for", plain: (row) => row.name ?? row.id, show: (row) => [h("a", { href: `#/sessions?${new URLSearchParams({ key: row.id })}`, "data-key": `sessions of ${row.id}` }, row.name ?? row.id),
-      h("div", { class: "small" }, row.name ? [h("span", { class: "whole" }, row.id), " · "] : null, row.scope)] },
+    { heading: "Key", meaning: "Name, id and scope; the link shows the sessions that it paid for", plain: (row) => row.name ?? row.id, show: (row) => h("div", { class: "breakable" }, h("a", { href: `#/sessions?${new URLSearchParams({ key: row.id })}`, "data-key": `sessions of ${row.id}` }, row.name ?? row.id),
+      h("div", { class: "small" }, row.name ? [h("span", { class: "whole" }, row.id), " · "] : null, row.scope)) },
     { heading: "Id", plain: (row) => row.id }, { heading: "Scope", plain: (row) => row.scope },
-    { heading: "User", meaning: "User and team that its calls are charged to", plain: (row) => row.user ?? "", show: (row) => [row.user ?? "–", row.team ? h("div", { class: "small" }, `team ${row.team}`) : null] },
+    { heading: "User", meaning: "User and team that its calls are charged to", plain: (row) => row.user ?? "", show: (row) => h("div", { class: "breakable" }, row.user ?? "–", row.team ? h("div", { class: "small" }, `team ${row.team}`) : null) },
     { heading: "Team", plain: (row) => row.team ?? "" },
     { heading: "Spent today", number: true, plain: (row) => row.spent_today_usd, show: (row) => spentAgainstLimit(row.spent_today_usd, row.budget_usd_a_day, row.resets_at) },
     { heading: "This month", number: true, plain: (row) => row.spent_month_usd, show: (row) => spentAgainstLimit(row.spent_month_usd, row.budget_usd_a_month, row.month_resets_at) },
