@@ -15,7 +15,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.prompt import Plan
 from holdfast.types.usage import Usage
-from tests.support.browsers import Page
+from tests.support.browsers import Keys, Page
 from tests.support.event_examples import session_started_event
 from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
@@ -133,6 +133,23 @@ async def test_buttons_disable_enable_and_invalidate(page: Page, own_service: Ow
         assert own_service.client.get(f"/api/cache/{session.id}")["last_invalidated_at"]
         assert page.text(f"{row} [data-does=invalidate]") == "Invalidate cache"
         assert page.text(f"{row} [data-does=disable]") == "Disable caching for this"
+
+
+async def test_buttons_keep_the_focus_for_the_keyboard(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
+    async with own_service.session("fix the parser") as session:
+        await session.send("One.")
+        page.open("caching")
+        for does, then in (("disable", "enable"), ("enable", "disable"), ("invalidate", "invalidate")):
+            page.element(f"[data-does={does}]").send_keys(Keys.ENTER)
+            if does == "invalidate":
+                page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "keep")
+                page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+            page.wait_until(lambda then=then: page.run("return document.activeElement.dataset.does") == then)
+        page.open("cost")
+        page.element("[data-does=rivals]").send_keys(Keys.ENTER)
+        page.wait_until(lambda: "under each policy" in page.text("main") or "Nothing to replay" in page.text("main"))
+        page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "rivals")
 
 
 def test_settings_match_the_api_and_are_saved(page: Page, own_service: OwnService) -> None:

@@ -139,6 +139,39 @@ def test_an_answer_that_comes_late_does_not_undo_what_a_newer_one_shows(page: Pa
         page.leave()
 
 
+def test_the_focus_returns_to_where_a_question_or_form_was_opened(page: Page) -> None:
+    focused = "return document.activeElement.dataset.key ?? document.activeElement.id"
+    with serve_store(MemoryStore()) as client:
+        page.resize(1440, 900)
+        sign_in(page, client)
+        key_id = create(page, name="other").split("_")[1]
+        row = f"[data-key-row='{key_id}']"
+
+        def press(does: str) -> None:
+            page.element(f"{row} [data-does={does}]").send_keys(Keys.ENTER)
+
+        def enter() -> None:
+            page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+
+        page.element("[data-does=hide-secret]").send_keys(Keys.ENTER)
+        page.wait_until(lambda: page.run(focused) == "create-name")
+        press("revoke")
+        enter()
+        page.wait_until(lambda: page.run(focused) == f"revoke {key_id}")
+        press("change")
+        enter()
+        page.wait_until(lambda: page.text("#notice").startswith("Saved"))
+        page.wait_until(lambda: page.run(focused) == f"change {key_id}")
+        press("change")
+        page.element("[data-form=change] [type=button]").send_keys(Keys.ENTER)
+        page.wait_until(lambda: page.run(focused) == f"change {key_id}")
+        press("revoke")
+        page.element("[data-does=revoke-confirmed]").send_keys(Keys.ENTER)
+        page.wait_until(lambda: "revoked" in page.text(row))
+        page.wait_until(lambda: page.run(focused) == f"sessions of {key_id}")
+        page.leave()
+
+
 def test_key_of_one_agent_is_created_with_its_id(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         sign_in(page, client)

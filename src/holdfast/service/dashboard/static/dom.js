@@ -46,10 +46,17 @@ export function latest(read, draw) {
   };
 }
 
-/** A button that is disabled while its work is in progress; what fails is shown. */
+/** Gives the focus to the element with this `data-key`, or else to the page's content. */
+export const focusOn = (key) => ([...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key) ?? document.getElementById("main")).focus({ preventScroll: true });
+
+/**
+ * A button that is disabled while its work is in progress; what fails is shown. Then it has the focus again, which browsers take from what is
+ * disabled; where it is gone, that which was drawn in its place, or the one that `data-returns` names.
+ */
 export function button(label, run, attributes = {}) {
   const element = h("button", { type: "button", ...attributes }, label);
   element.addEventListener("click", async () => {
+    const isFocused = document.activeElement === element;
     element.disabled = true;
     try {
       await run();
@@ -57,6 +64,10 @@ export function button(label, run, attributes = {}) {
       notice(error.message, "bad");
     } finally {
       element.disabled = false;
+      if (isFocused && [document.body, element].includes(document.activeElement)) {
+        if (element.isConnected) element.focus({ preventScroll: true });
+        else focusOn(element.dataset.returns ?? element.dataset.key);
+      }
     }
   });
   return element;

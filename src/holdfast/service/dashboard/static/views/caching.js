@@ -23,8 +23,8 @@ export async function show(place, { query, visitor }) {
     const price = session.invalidation_usd === null ? "" : `, about ${dollars(session.invalidation_usd)} more than reading them`;
     fill(question, h("section", { class: "block warning", "aria-label": "Invalidate a cache" }, h("h2", {}, `Invalidate the cache of ${session.title}?`),
       h("p", {}, session.tokens_cached ? `Its next call writes ${count(session.tokens_cached)} tokens again${price}.` : "Nothing of it is cached now; its next call starts a new prefix."),
-      h("p", { class: "buttons" }, button("Invalidate it", async () => { fill(question); await change(session, action); }, { "data-does": "invalidate-confirmed" }),
-        button("Keep it", () => fill(question), { "data-does": "keep" }))));
+      h("p", { class: "buttons" }, button("Invalidate it", async () => { fill(question); await change(session, action); }, { "data-does": "invalidate-confirmed", "data-returns": `invalidate ${session.discussion_id}` }),
+        button("Keep it", () => fill(question), { "data-does": "keep", "data-returns": `invalidate ${session.discussion_id}` }))));
     // Enter, pressed once more by mistake, must not invalidate it.
     question.querySelector("[data-does=keep]").focus();
     question.scrollIntoView({ block: "nearest" });
@@ -136,7 +136,8 @@ function controls(row, change, isAdmin) {
   const canControl = (action) => row.controllable === "all" || (row.controllable === "caching_only" && action !== "invalidate");
   const control = (label, action, meaning) => button(label, () => change(row, action), {
     title: !canControl(action) ? "This session's client writes its own requests and does not support this" : isAdmin ? meaning : "Needs a key of scope admin",
-    "data-key": `${action} ${row.discussion_id}`, "data-does": action, disabled: !isAdmin || !canControl(action),
+    // Disable and enable take each other's place.
+    "data-key": `${action === "invalidate" ? action : "caching"} ${row.discussion_id}`, "data-does": action, disabled: !isAdmin || !canControl(action),
     "aria-label": `${label}: ${row.title}`,
   });
   return h("div", { class: "buttons" }, row.caching_enabled

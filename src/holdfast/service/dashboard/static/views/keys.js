@@ -1,7 +1,7 @@
 // Keys and budgets: create, change and revoke keys, with what each has spent against its limit.
 
 import { get, part, post, put, remove } from "../api.js";
-import { button, fill, h, latest, notice } from "../dom.js";
+import { button, fill, focusOn, h, latest, notice } from "../dom.js";
 import { count, dollars, percent, time } from "../format.js";
 import { table } from "../table.js";
 
@@ -30,14 +30,14 @@ export async function show(place, { visitor }) {
   };
   const edit = (row) => {
     fill(editor, form({ heading: `Change ${row.name ?? row.id}`, name: "change", row, submit: (fields) =>
-      run(() => put(`/api/keys/${part(row.id)}`, fields), () => { fill(editor); notice("Saved; gateways follow within ten seconds."); }), cancel: () => fill(editor) }));
+      run(() => put(`/api/keys/${part(row.id)}`, fields), () => { fill(editor); focusOn(`change ${row.id}`); notice("Saved; gateways follow within ten seconds."); }), cancel: () => fill(editor) }));
     editor.querySelector("input").focus();
   };
   const revoke = (row) => {
     fill(editor, h("section", { class: "block warning", "aria-label": "Revoke a key" }, h("h2", {}, `Revoke ${row.name ?? row.id}?`),
       h("p", {}, "Programs that use it are refused from then on, at the latest in ten seconds. This cannot be undone; its spending stays in the figures.", row.id === visitor.key_id ? h("strong", {}, " You are signed in with this key: you will be signed out.") : null),
-      h("p", { class: "buttons" }, button("Revoke it", () => run(() => remove(`/api/keys/${part(row.id)}`), () => { fill(editor); notice("Revoked."); if (row.id === visitor.key_id) location.reload(); }), { "data-does": "revoke-confirmed" }),
-        button("Keep it", () => fill(editor), { "data-does": "keep" }))));
+      h("p", { class: "buttons" }, button("Revoke it", () => run(() => remove(`/api/keys/${part(row.id)}`), () => { fill(editor); notice("Revoked."); if (row.id === visitor.key_id) location.reload(); }), { "data-does": "revoke-confirmed", "data-returns": `sessions of ${row.id}` }),
+        button("Keep it", () => fill(editor), { "data-does": "keep", "data-returns": `revoke ${row.id}` }))));
     // Enter, pressed once more by mistake, must not revoke it.
     editor.querySelector("[data-does=keep]").focus();
   };
@@ -63,7 +63,10 @@ function showSecret(place, reply) {
     }
   }, { "data-does": "copy-secret" });
   fill(place, h("section", { class: "block", "aria-label": "New key" }, h("h2", {}, "Copy this key now: it is not shown again"), h("p", {}, secret),
-    h("p", { class: "buttons" }, copy, button("Done", () => fill(place), { "data-does": "hide-secret" }))));
+    h("p", { class: "buttons" }, copy, button("Done", () => {
+      fill(place);
+      document.getElementById("create-name").focus();
+    }, { "data-does": "hide-secret" }))));
   copy.focus();
   place.scrollIntoView({ block: "nearest" });
 }
@@ -85,7 +88,7 @@ function form({ heading, name, row, submit, cancel }) {
     field("budget", "Budget, $ a day", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_day), field("month", "Budget, $ a month", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_month), field("rate", "Requests a minute", { type: "number", min: 1, step: 1 }, row?.requests_a_minute),
     field("models", "Models, as claude-*; empty: all", { maxlength: 2000 }, row?.models.join(" ")),
     row ? null : field("agent", "Agent, for the scope agent", { maxlength: 200 }), row ? null : field("days", "Expires after days", { type: "number", min: 1, max: 3660, step: 1 })),
-  h("p", { class: "buttons" }, h("button", { type: "submit" }, row ? "Save" : "Create"), cancel ? button("Cancel", cancel) : null));
+  h("p", { class: "buttons" }, h("button", { type: "submit" }, row ? "Save" : "Create"), cancel ? button("Cancel", cancel, { "data-returns": `change ${row.id}` }) : null));
   return element;
 }
 
