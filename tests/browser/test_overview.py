@@ -46,6 +46,23 @@ def test_overview_is_the_first_page_and_agrees_with_cost(page: Page, sample_serv
     assert page.text("[data-figure=saved]").startswith(saved)
 
 
+def test_losses_by_cause_are_the_same_on_the_overview_and_in_the_cost_view(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+
+    def losses(section: str) -> dict[str, tuple[str, str]]:
+        columns = ("Cause", "Calls with a loss", "Lost")
+        cells = [page.texts(f"section[aria-label='{section}'] td[data-heading='{name}']") for name in columns]
+        return {cause.replace("_", " "): (calls, lost) for cause, calls, lost in zip(*cells, strict=True)}
+
+    page.open("overview", heading="Overview")
+    shown = losses("Lost in 7 days, by cause")
+    page.open("cost", heading="Cost")
+    breaks = losses("Breaks by cause, worst first")
+    assert len(shown) > 1
+    assert {cause: breaks[cause] for cause in shown} == shown
+    assert {breaks[cause][0] for cause in breaks.keys() - shown.keys()} <= {"0"}
+
+
 def test_overview_lists_losses_with_remedies_and_the_actions_of_the_report(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("overview", heading="Overview")

@@ -133,6 +133,7 @@ const breakTable = (rows, days) => table({
     { heading: "Meaning", show: (row) => h("span", { class: "small" }, VERDICTS[row.cause] ?? "") },
     { heading: "Calls", number: true, plain: (row) => row.call_count,
       show: (row) => h("a", { href: breakLink(row, days), "data-key": `${row.cause} ${row.component}`, "aria-label": `${row.call_count} calls: ${row.cause}` }, count(row.call_count)) },
+    number("Calls with a loss", (row) => row.losing_calls, "The others lost nothing, as there was nothing to read"),
     number("Lost tokens", (row) => row.lost_tokens, "Tokens that could have been read from the cache but were not"),
     money("Lost", (row) => row.lost_usd, "Their cost above the cache read price"),
   ],

@@ -128,7 +128,7 @@ const losses = (rows) => table({
     { heading: "Cause", plain: (row) => row.cause, show: (row) => h("a", { href: `#/breaks?${new URLSearchParams({ cause: row.cause, ...(row.component ? { component: row.component } : {}), days: 7 })}`, "data-key": `loss ${row.cause} ${row.component}` }, row.cause.replaceAll("_", " ")) },
     { heading: "Component", plain: (row) => row.component ?? "", show: (row) => row.component ?? "–" },
     { heading: "What to do", plain: (row) => row.remedy, show: (row) => h("span", { class: "small" }, quoted(row.remedy)) },
-    number("Calls", (row) => row.call_count), money("Lost", (row) => row.lost_usd),
+    number("Calls with a loss", (row) => row.call_count), money("Lost", (row) => row.lost_usd),
   ],
 });
 
