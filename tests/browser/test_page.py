@@ -356,6 +356,25 @@ def test_what_was_typed_and_not_sent_survives_a_refresh(page: Page, sample_servi
     assert left == ["after", "half a sen", "edited", 4, 6]
 
 
+@pytest.mark.parametrize(
+    "view", ["overview", "caching", "sessions", "session", "cost", "breaks", "knowledge", "instructions", "agent"]
+)
+def test_whatever_is_drawn_again_can_keep_the_focus(page: Page, sample_service: Client, view: str) -> None:
+    """By a key that what is drawn in its place has too. A window of another width draws a view again."""
+    page.url = sample_service.url
+    page.open(address_of(view, sample_service))
+    page.element("main h1")
+    page.run(
+        "const all = 'a, button, input, select, textarea, summary, [tabindex]';"
+        "window.before = [...document.querySelectorAll('main')[0].querySelectorAll(all)]"
+    )
+    page.resize(1270, 900)
+    gone = "const gone = window.before.filter(e => !e.isConnected); return gone.map(e => e.outerHTML.slice(0, 200))"
+    page.wait_until(lambda: page.run(gone))
+    keyless = "return window.before.filter(e => !e.isConnected && !e.dataset.key).map(e => e.outerHTML.slice(0, 200))"
+    assert page.run(keyless) == []
+
+
 def test_a_button_whose_work_fails_says_so_and_can_be_pressed_again(page: Page, sample_service: Client) -> None:
     page.url, page.expected_errors = sample_service.url, ("404",)
     page.open("try", heading="Try it")

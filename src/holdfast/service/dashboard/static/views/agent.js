@@ -54,7 +54,7 @@ export async function agentView(place, { id, query, visitor }) {
 function head({ agent, migration_mode: mode }, total) {
   const published = agent.manifest_version ? [`manifest ${agent.manifest_version} (${mode}), published `, time(agent.published_at)] : "no manifest yet";
   return [
-    h("p", {}, h("a", { href: "#/instructions" }, "← All agents")),
+    h("p", {}, h("a", { href: "#/instructions", "data-key": "all agents" }, "← All agents")),
     h("h1", {}, agent.shortname ?? agent.agent_id),
     h("p", { class: "small" }, [agent.role, agent.shortname ? agent.agent_id : "", agent.sensitive ? "sensitive" : ""].filter(Boolean).map((text) => `${text} · `), published),
     h("div", { class: "tiles" },

@@ -53,7 +53,7 @@ function resultView({ units, floor, model, total_tokens: tokens, truncated }) {
   return [
     h("p", {}, `${count(units.filter((row) => row.rank).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; more units match than fit" : ""}.`),
     h("div", { class: "bar" }, seriesLegend(series), svgButton("scores", () => chart)),
-    h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Scores by stage" }, chart),
+    h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Scores by stage", "data-key": "chart scores" }, chart),
     h("p", { class: "small" }, `Bars: what each stage adds to the score, which is at most 1. Units with a relevance below ${threeDigits(floor)} are left out. Encoder: ${model}.`),
     table({
       name: "scores", caption: "Scores by stage", rows: units, none: "The manifest has no units.",

@@ -43,7 +43,7 @@ export function itemsPart(query, onChange) {
         tile("Excluded", count(sum((category) => category.excluded)), "Items that are not in the digest: done, retracted, or pending approval", "excluded")),
       reply.enabled ? null : disabledNote(),
       h("p", { class: "switch" }, "Show ", [["", "all"], ...reply.categories.map((row) => [row.category, `${row.category} (${count(row.items)})`])].map(([name, label]) =>
-        h("a", { href: `#/knowledge${name || user ? `?${new URLSearchParams({ ...(user ? { user } : {}), ...(name ? { category: name } : {}) })}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
+        h("a", { href: `#/knowledge${name || user ? `?${new URLSearchParams({ ...(user ? { user } : {}), ...(name ? { category: name } : {}) })}` : ""}`, "aria-current": name === category ? "true" : null, "data-key": `category ${name}` }, label))),
       itemTable(reply.items, actions),
       pager({ skip, limit: LIMIT, more: skip + reply.items.length < reply.items_total, link: (next) => link({ skip: next }) }));
   });
@@ -51,7 +51,7 @@ export function itemsPart(query, onChange) {
 }
 
 const userSwitch = (users, user) => h("p", { class: "switch" }, "Items of ", [["", "you"], ...users.map((name) => [name, name])].map(([name, label]) =>
-  h("a", { href: `#/knowledge${name ? `?user=${part(name)}` : ""}`, "aria-current": name === user ? "true" : null }, label)), " and what all users share");
+  h("a", { href: `#/knowledge${name ? `?user=${part(name)}` : ""}`, "aria-current": name === user ? "true" : null, "data-key": `user ${name}` }, label)), " and what all users share");
 
 const nothing = () => empty("No knowledge yet",
   ["Harvest ended sessions with ", h("code", {}, "holdfast knowledge harvest"), " or with Harvest below, or write pages into ", h("code", {}, ".holdfast/knowledge"), "."]);
@@ -72,7 +72,7 @@ const itemTable = (rows, actions) => table({
 });
 
 const sources = (row) => (row.sources.length
-  ? h("ul", { class: "plain" }, row.sources.map((source) => h("li", {}, h("a", { href: `#/session/${part(source.session_id)}` }, source.title), `, message ${count(source.number)}, ${source.origin}`)))
+  ? h("ul", { class: "plain" }, row.sources.map((source) => h("li", {}, h("a", { href: `#/session/${part(source.session_id)}`, "data-key": `source of ${row.id} ${source.session_id} ${source.number}` }, source.title), `, message ${count(source.number)}, ${source.origin}`)))
   : "a person");
 
 function controls(row, actions) {

@@ -51,6 +51,6 @@ function card(item, decide) {
         control("Accept and share", "share", () => accept(true), item.shareable ? "It comes from the project alone; all users of the workspace receive it" : "All users of the workspace receive it"),
         control("Reject", "reject", () => decide(item, { action: "reject" }, "Rejected: later harvests do not bring it back"), "Later harvests do not bring it back; you can restore it"))),
     h("div", {}, item.sources.map((source) => h("figure", {},
-      h("figcaption", { class: "small" }, h("a", { href: `#/session/${part(source.session_id)}` }, source.title), `, message ${count(source.number)}, ${source.origin}`),
+      h("figcaption", { class: "small" }, h("a", { href: `#/session/${part(source.session_id)}`, "data-key": `source of ${item.id} ${source.session_id} ${source.number}` }, source.title), `, message ${count(source.number)}, ${source.origin}`),
       source.lines.length ? h("pre", { class: "wrap" }, source.lines.join("\n")) : h("p", { class: "small" }, "The session is not stored here.")))));
 }
