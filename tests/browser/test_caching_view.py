@@ -53,6 +53,7 @@ def test_providers_and_sessions_match_the_api(page: Page, sample_service: Client
     page.url = sample_service.url
     page.open("caching", heading="Caching")
     cache = sample_service.get("/api/cache")
+    assert not page.elements("[data-figure=summarized]"), "all sessions are on this page"
     shown = dict(zip(page.texts("[data-provider] h3"), page.texts("[data-provider] .figures"), strict=True))
     assert shown.keys() == {"Anthropic", "Gemini", "OpenAI"}
     for provider in cache["providers"]:
@@ -254,8 +255,10 @@ def test_sessions_are_paged(page: Page) -> None:
         page.url = client.url
         page.open("caching")
         assert len(page.elements("tbody tr")) == 25
+        assert page.text("[data-figure=summarized]").startswith("Of the 25 sessions on this page;")
         page.click("[data-key=older]")
         page.wait_until(lambda: len(page.elements("tbody tr")) == 5)
+        assert page.text("[data-figure=summarized]").startswith("Of the 5 sessions on this page;")
         assert "skip=25" in page.driver.current_url
         page.click("[data-key=newer]")
         page.wait_until(lambda: len(page.elements("tbody tr")) == 25)

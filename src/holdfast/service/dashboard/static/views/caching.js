@@ -40,7 +40,7 @@ export async function show(place, { query, visitor }) {
   };
   const refresh = latest(() => Promise.all([get("/api/cache", { limit: LIMIT, skip }), unreadableNote()]), ([reply, note]) => {
     fill(unreadable, note);
-    fill(summaries, providers(reply.providers));
+    fill(summaries, providers(reply.providers, reply.more || skip ? reply.discussions.length : null));
     fill(sessions, reply.discussions.length || skip
       ? [discussions(reply.discussions, ask, isAdmin), pager({ skip, limit: LIMIT, more: reply.more, link: (next) => `#/caching?skip=${next}` })]
       : nothing(visitor));
@@ -81,9 +81,11 @@ const nothing = (visitor) => empty("No session yet",
     ? ["Sessions appear here with their first call: run ", h("code", {}, "holdfast demo --keep"), " or start with ", h("code", {}, "holdfast serve --simulate"), "."]
     : [h("a", { href: "#/try" }, "Try it"), " plays sample sessions with good and bad caching habits."], simulatedHint());
 
-function providers(rows) {
+/** `sessions` is how many sessions are summarized if there are others. */
+function providers(rows, sessions) {
   return h("section", { class: "block", "aria-label": "Provider summaries" },
     h("h2", {}, "Provider summaries"),
+    sessions ? h("p", { class: "small", "data-figure": "summarized" }, `Of the ${count(sessions)} ${sessions === 1 ? "session" : "sessions"} on this page; `, h("a", { href: "#/cost", "data-key": "all tokens" }, "Cost"), " has the tokens of all calls.") : null,
     rows.length ? h("ul", { class: "cards" }, rows.map(summary)) : h("p", { class: "none" }, "No calls yet."));
 }
 
