@@ -65,7 +65,8 @@ class InstructionContext:
 
 
 def manifest_not_found_error(agent_name: str) -> InstructionError:
-    return InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} has no instruction manifest")
+    how = "`holdfast instructions publish` publishes one"
+    return InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} has no manifest; {how}")
 
 
 def make_agent(context: InstructionContext, agent_id: str) -> Agent:

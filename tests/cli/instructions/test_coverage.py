@@ -109,9 +109,9 @@ def test_a_version_can_be_compared_with_the_current_texts_of_its_units(shop: Lib
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--against", "v9"), "never had a manifest 'v9'"),
-        (("--against", "v1", "--agent", "nobody"), "has no instruction manifest"),
-        (("--agent", "nobody"), "has no instruction manifest"),
+        (("--against", "v9"), "never had a manifest 'v9'; the current one is 'v1'"),
+        (("--against", "v1", "--agent", "nobody"), "has no manifest"),
+        (("--agent", "nobody"), "has no manifest"),
     ],
 )
 def test_missing_things_are_reported_in_one_line(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:

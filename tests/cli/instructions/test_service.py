@@ -133,7 +133,7 @@ def test_a_wrong_key_address_or_service_is_one_line(remote: Remote) -> None:
         port = closed.getsockname()[1]
     assert "cannot be reached: Connection refused" in remote.error("coverage", url=f"http://127.0.0.1:{port}")
     assert "/other has no such route" in remote.error("coverage", url=f"{remote.url}/other")
-    assert "has no instruction manifest" in remote.error("coverage", "--agent", "none")
+    assert "has no manifest" in remote.error("coverage", "--agent", "none")
 
 
 def test_a_server_of_another_kind_is_one_line(remote: Remote) -> None:

@@ -346,9 +346,10 @@ def test_lint_reports_triggers_that_describe_the_content_of_a_unit(project: Libr
     ("words", "reason"),
     [
         (("recall", " "), "say in `intent`"),
-        (("recall", "anything", "--agent", "nobody"), "has no instruction manifest"),
-        (("rollback", "v7"), "has no instruction manifest"),
-        (("usage", "audi_none"), "no such audit token"),
+        (("recall", "anything", "--agent", "nobody"), "has no manifest; `holdfast instructions publish` publishes one"),
+        (("rollback", "v7"), "has no manifest; `holdfast instructions publish` publishes one"),
+        (("usage", "audi_none"), "no such audit token; the answer to a recall has one"),
+        (("replay", "audi_none"), "no such audit record; the answer to a recall has its token"),
     ],
 )
 def test_a_missing_thing_is_a_one_line_error(project: LibraryProject, words: tuple[str, ...], reason: str) -> None:

@@ -73,7 +73,8 @@ def compare_manifest_versions(context: InstructionContext, agent_name: str, vers
     agent, manifest = context.require_manifest(agent_name)
     old = context.records.find_manifest_version(agent.id, version)
     if old is None:
-        raise InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} never had a manifest {version[:80]!a}")
+        missing = f"agent {agent_name[:80]!a} never had a manifest {version[:80]!a}"
+        raise InstructionError("manifest_not_found", f"{missing}; the current one is {manifest.version[:80]!a}")
     earlier = context.instruction_sets.build(agent, old, at=old.created_at)
     later = context.instruction_sets.build(agent, manifest)
     units = compare_coverage(measure_units(earlier, context.settings), measure_units(later, context.settings))

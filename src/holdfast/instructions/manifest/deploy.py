@@ -201,7 +201,8 @@ def roll_back_manifest(
     agent, current = context.require_manifest(agent_name)
     old = context.records.find_manifest_version(agent.id, version)
     if old is None or old.id == current.id:
-        raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to roll back to")
+        missing = f"there is no older manifest {version[:80]!a} to roll back to"
+        raise InstructionError("manifest_not_found", f"{missing}; the current one is {current.version[:80]!a}")
     began, ended = context.now(), _last_moment(context, old)
     deployment = _Deployment(context, agent, caller)
     texts = {entry.name: _text_at(context, agent, entry, at=ended) for entry in old.body}
@@ -245,7 +246,8 @@ def approve_unit(
     agent, manifest = context.require_manifest(agent_name)
     entry = next((listed for listed in manifest.body if listed.name == unit_name), None)
     if entry is None:
-        raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}")
+        how = "`holdfast instructions index` shows its units"
+        raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}; {how}")
     pending_units = list_pending_units(context, agent, entry, context.records.approvals(agent.id))
     if not pending_units:
         message = f"no version of {unit_name[:80]!a} is pending approval; approve in advance with --kind"

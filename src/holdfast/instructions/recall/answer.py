@@ -184,7 +184,7 @@ def find_own_record(context: InstructionContext, token: str, caller: Instruction
     record = context.records.audit(token)
     if record is None or not _is_owner(context, record, caller):
         # The same error for an unknown token and another agent's, so that tokens cannot be probed.
-        raise InstructionError("audit_token_invalid", "there is no such audit token")
+        raise InstructionError("audit_token_invalid", "there is no such audit token; the answer to a recall has one")
     if record.audit_closed is None and context.now() - record.created_at > AUDIT_TOKEN_AGE_MS_MAX:
         raise InstructionError("audit_token_expired", "this audit token is older than 24 hours")
     return record

@@ -263,7 +263,7 @@ def analyse_trace(
     check_trace_size(trace)
     record = context.records.audit(token)
     if record is None:
-        raise InstructionError("audit_not_found", "there is no such audit record")
+        raise InstructionError("audit_not_found", "there is no such audit record; the answer to a recall has its token")
     if record.detected_at is None:
         detected = detect_record_usage(context, record, trace)
         is_stored = keep and context.records.save_detected_usage(token, detected, at=context.now())

@@ -212,7 +212,8 @@ class Library:
         entry = next((entry for entry in self.entries(agent) if entry.name == unit), None)
         content = self._instruction_set(agent)[1].contents.get(unit)
         if entry is None or content is None or content.fact_uri is None:
-            raise InstructionError("unit_not_found", f"agent {agent[:80]!a} has no active unit {unit[:80]!a}")
+            how = "`holdfast instructions index` shows the units of its manifest"
+            raise InstructionError("unit_not_found", f"agent {agent[:80]!a} has no active unit {unit[:80]!a}; {how}")
         return withdraw_unit(self._context, content.fact_uri).uri
 
     def archive(
@@ -363,7 +364,9 @@ class Library:
         record = self._context.records.audit(audit_token)
         agent = self._context.records.agent(record.agent_id) if record else None
         if record is None or agent is None:
-            raise InstructionError("audit_not_found", "there is no such audit record")
+            raise InstructionError(
+                "audit_not_found", "there is no such audit record; the answer to a recall has its token"
+            )
         return replay_recall(self._context, agent, record)
 
     def metrics(self, agent: str = DEFAULT_AGENT, *, days: int = 7, k: int = 3) -> RecallMetrics:
