@@ -6,8 +6,9 @@ subagent is a separate conversation.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ CLIENT = "Claude Code"
 IMAGE_BYTES = 6_000
 """An image counts as this much text: about 1,500 tokens, however many bytes its base64 has."""
 
+Decoded = TypeVar("Decoded")
 DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
 
 _MESSAGE_KINDS = frozenset(("user", "assistant"))
@@ -128,23 +130,29 @@ def read_transcript(
 
     Records of a kind that is not known are counted in `unknown`.
     """
-    name = replace_surrogates(file.name)
     stem, folder = replace_surrogates(file.stem), replace_surrogates(file.parent.name)
     conversations = _ConversationFile(stem, folder, with_text=with_text, unknown=unknown)
     try:
-        with file.open("rb") as stream:
-            for item in iterate_lines(name, stream):
-                if isinstance(item, BrokenLine):
-                    yield item
-                    continue
-                number, line = item
-                try:
-                    conversations.enter(*_decode_line(line))
-                except DAMAGED:
-                    yield BrokenLine(name, number, "not a transcript line")
+        yield from decode_lines(file, _decode_line, lambda decoded: conversations.enter(*decoded))
     except OSError as error:
-        yield BrokenLine(name, 0, f"cannot be read: {error.strerror}")
+        yield BrokenLine(replace_surrogates(file.name), 0, f"cannot be read: {error.strerror}")
     yield from conversations.transcripts()
+
+
+def decode_lines(
+    file: Path, decode: Callable[[bytes], Decoded], enter: Callable[[Decoded], None]
+) -> Iterator[BrokenLine]:
+    """Decode every line and pass it on; those that cannot be are reported."""
+    name = replace_surrogates(file.name)
+    with file.open("rb") as stream:
+        for item in iterate_lines(name, stream):
+            if isinstance(item, BrokenLine):
+                yield item
+                continue
+            try:
+                enter(decode(item[1]))
+            except DAMAGED:
+                yield BrokenLine(name, item[0], "not a transcript line")
 
 
 class _ConversationFile:

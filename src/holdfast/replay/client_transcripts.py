@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.replay import claude_code_transcripts
-from holdfast.replay.claude_code_transcripts import DAMAGED, TIMESTAMP_MAX, measure_content
+from holdfast.replay.claude_code_transcripts import DAMAGED, TIMESTAMP_MAX, decode_lines, measure_content
 from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
 from holdfast.replay.trace_files import iterate_lines, parse_timestamp
@@ -72,22 +72,6 @@ def _guard(file: Path, items: Read) -> Read:
         yield from items
     except (OSError, sqlite3.Error) as error:
         yield BrokenLine(name, 0, f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}")
-
-
-def _decode_lines(
-    file: Path, decode: Callable[[bytes], object], enter: Callable[[object], None]
-) -> Iterator[BrokenLine]:
-    """Decode every line and pass it on; those that cannot be are reported."""
-    name = replace_surrogates(file.name)
-    with file.open("rb") as stream:
-        for item in iterate_lines(name, stream):
-            if isinstance(item, BrokenLine):
-                yield item
-                continue
-            try:
-                enter(decode(item[1]))
-            except DAMAGED:
-                yield BrokenLine(name, item[0], "not a transcript line")
 
 
 def _seconds(timestamp: str | None) -> float | None:
@@ -238,7 +222,7 @@ class _CodexSession:
 
 def _read_codex(file: Path, unknown: Counter[str]) -> Read:
     session = _CodexSession(replace_surrogates(file.stem), unknown)
-    yield from _decode_lines(file, msgspec.json.Decoder(_CodexLine).decode, session.enter)
+    yield from decode_lines(file, msgspec.json.Decoder(_CodexLine).decode, session.enter)
     transcript = session.conversation.build(session.id, session.id, session.project, "Codex")
     if transcript is not None:
         yield msgspec.structs.replace(transcript, is_subagent=session.is_subagent)
@@ -337,7 +321,7 @@ class _GeminiSession:
 
 def _read_gemini(file: Path, unknown: Counter[str]) -> Read:
     session = _GeminiSession(replace_surrogates(file.stem), unknown)
-    yield from _decode_lines(file, msgspec.json.Decoder(_GeminiLine).decode, session.enter)
+    yield from decode_lines(file, msgspec.json.Decoder(_GeminiLine).decode, session.enter)
     yield from _build_gemini(session, file)
 
 
@@ -559,7 +543,7 @@ class _PiSession:
 
 def _read_pi(file: Path, unknown: Counter[str]) -> Read:
     session = _PiSession(replace_surrogates(file.stem), unknown)
-    yield from _decode_lines(file, msgspec.json.Decoder(_PiLine).decode, session.enter)
+    yield from decode_lines(file, msgspec.json.Decoder(_PiLine).decode, session.enter)
     transcript = session.conversation.build(session.id, session.id, session.project, "pi")
     if transcript is not None:
         yield transcript

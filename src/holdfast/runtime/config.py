@@ -7,7 +7,7 @@ import difflib
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
@@ -389,48 +389,35 @@ def _convert_setting(key: str, value: object, origin: str) -> object:
         return flag
     if key in ("spend_max_usd", "keep_alive_usd_max"):
         return _dollars(key, value, origin)
-    if key == "also_skills":
-        return _folders(key, value, origin)
-    if key == "command_variables":
-        return _variables(key, value, origin)
-    if key == "trusted_proxies":
-        return _networks(key, value, origin)
+    if key in _LISTS:
+        return _parse_list(key, value, origin)
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
     return value
 
 
-def _folders(key: str, value: object, origin: str) -> list[object]:
-    """Names of folders where other programs store skills; comma-separated in an environment variable."""
-    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(name in OPTIONAL_FOLDERS for name in names):
-        raise UserError(f"{key} must be some of {', '.join(OPTIONAL_FOLDERS)}, not {value!r} (set by {origin})")
-    return list(dict.fromkeys(names))
-
-
-def _variables(key: str, value: object, origin: str) -> list[object]:
-    """Names of environment variables; comma-separated in an environment variable."""
-    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names
-    ):
-        raise UserError(f"{key} must be names of environment variables, not {value!r} (set by {origin})")
-    return list(dict.fromkeys(names))
-
-
-def _networks(key: str, value: object, origin: str) -> list[object]:
-    """Addresses and networks; comma-separated in an environment variable."""
-    networks = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+def _is_network(text: str) -> bool:
     try:
-        if not isinstance(networks, list | tuple) or not all(isinstance(network, str) for network in networks):
-            raise ValueError
-        for network in networks:
-            ipaddress.ip_network(network, strict=False)
+        ipaddress.ip_network(text, strict=False)
     except ValueError:
-        raise UserError(
-            f"{key} must be addresses or networks such as 10.0.0.0/8, not {value!r} (set by {origin})"
-        ) from None
-    return list(dict.fromkeys(networks))
+        return False
+    return True
+
+
+_LISTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "also_skills": (f"some of {', '.join(OPTIONAL_FOLDERS)}", OPTIONAL_FOLDERS.__contains__),
+    "command_variables": ("names of environment variables", re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch),
+    "trusted_proxies": ("addresses or networks such as 10.0.0.0/8", _is_network),
+}
+"""Settings that are lists of texts: what each must be, and whether an item is. Comma-separated in a variable."""
+
+
+def _parse_list(key: str, value: object, origin: str) -> list[object]:
+    wanted, is_valid = _LISTS[key]
+    items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) and is_valid(item) for item in items):
+        raise UserError(f"{key} must be {wanted}, not {value!r} (set by {origin})")
+    return list(dict.fromkeys(items))
 
 
 def _dollars(key: str, value: object, origin: str) -> Decimal:

@@ -31,7 +31,7 @@ from holdfast.service.api.analytics_rows import (
 )
 from holdfast.service.api.regret import PolicyCosts, Regret, compute_policy_costs, compute_regret
 from holdfast.service.context import AppContext
-from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
+from holdfast.service.http.request_parsing import TimeText, TimeWindow, make_window, parse_window, to_datetime
 from holdfast.service.http.routes import ApiError, Route, copy_fields, json_route, make_not_found_error
 
 BASELINE = "anthropic:claude-sonnet-4-6"
@@ -197,8 +197,8 @@ class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
 
 
 def resolve_window(context: AppContext, request: WindowRequest) -> tuple[TimeWindow, LedgerScope]:
-    within = parse_window(request.start, request.end, now=context.clock())
-    return within.window, LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+    since, until = parse_window(request.start, request.end, now=context.clock())
+    return make_window(since, until), LedgerScope(since=since, until=until, simulated=context.simulated)
 
 
 def _respond(

@@ -14,7 +14,7 @@ from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.breaks import FailureRow, make_failure_rows
 from holdfast.service.api.regret import sum_sessions
 from holdfast.service.context import AppContext
-from holdfast.service.http.request_parsing import TimeSpan, to_datetime
+from holdfast.service.http.request_parsing import make_window, to_datetime
 from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 
 DAY_SECONDS = 86_400
@@ -169,7 +169,7 @@ def get_overview(context: AppContext, request: EmptyRequest) -> OverviewResponse
         budgets=tuple(map(_budget_row, list_short_budgets(context, now))),
         alerts=find_alerts(context, now),
     )
-    window = TimeSpan(scope.since, scope.until).window
+    window = make_window(scope.since, scope.until)
     return OverviewResponse(window=window, current_pricing_version=context.pricing_version, data=overview)
 
 

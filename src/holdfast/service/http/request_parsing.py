@@ -86,22 +86,17 @@ class TimeWindow(msgspec.Struct, frozen=True):
     end: datetime.datetime | None
 
 
-class TimeSpan(msgspec.Struct, frozen=True):
-    start: float
-    end: float
-
-    @property
-    def window(self) -> TimeWindow:
-        return TimeWindow(to_datetime(self.start), to_datetime(self.end))
+def make_window(start: float, end: float) -> TimeWindow:
+    return TimeWindow(to_datetime(start), to_datetime(end))
 
 
-def parse_window(start: str | None, end: str | None, *, now: float) -> TimeSpan:
-    """Parses a window; the default is the last seven days."""
+def parse_window(start: str | None, end: str | None, *, now: float) -> tuple[float, float]:
+    """Start and end of a window; by default the last seven days."""
     until = now if end is None else parse_time(end)
     since = until - DEFAULT_DAYS * 86_400 if start is None else parse_time(start)
     if since >= until:
         raise ApiError(400, "invalid_time_window", "`from` must be earlier than `to`")
-    return TimeSpan(since, until)
+    return since, until
 
 
 def parse_time(text: str) -> float:
