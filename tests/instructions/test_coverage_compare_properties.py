@@ -3,8 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.instructions.coverage.compare import CoverageDiff, MeasuredUnit, UnitChange, compare_coverage
-from holdfast.instructions.coverage.measure import CoverageChange
+from holdfast.instructions.coverage.compare import (
+    CoverageChange,
+    CoverageDiff,
+    MeasuredUnit,
+    UnitChange,
+    compare_coverage,
+)
 from holdfast.instructions.models import FailedProbe, UnitCoverage
 
 QUERIES = tuple(f"query {number}" for number in range(6))

@@ -4,20 +4,18 @@ A request repeats its whole history. What was known of an earlier request is reu
 that recording a call costs what is new in it; the text itself is kept compressed, to describe a change of the prefix.
 """
 
-import functools
 import zlib
 from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.catalog.token_count import count_block_tokens
-from holdfast.engine.cache.message_tree import CONTAINER_START_BYTES_MAX
+from holdfast.engine.cache.message_tree import CONTAINER_START_BYTES_MAX, intern_block
 from holdfast.engine.request_draft import ThinkingCounts
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.cache_inputs import has_image
-from holdfast.types.blocks import Role
-from holdfast.types.prompt import HistoryEntry, PrefixChange, Prompt, PromptSection, Segment, Stability
+from holdfast.types.prompt import HistoryEntry, PrefixChange, Prompt, Segment, Stability
 from holdfast.types.request_buffer import (
     EncodedBlock,
     PrefixDigest,
@@ -185,30 +183,14 @@ def _encode_parts(adapter: Adapter, prompt: Prompt) -> Sequence[tuple[Sequence[E
 
 
 def _without_text(block: EncodedBlock) -> EncodedBlock:
-    return _intern_block(
+    return intern_block(
         block.layer,
         block.section,
         block.stability,
-        block.role,
         # What separators, shapes and cache models look at: how the data and its container begin.
-        data=block.data[:DATA_START_BYTES],
-        container_start=block.container_start[:CONTAINER_START_BYTES_MAX],
-        accepts_breakpoint=block.accepts_breakpoint,
-        ephemeral=block.ephemeral,
+        block.data[:DATA_START_BYTES],
+        block.accepts_breakpoint,
+        block.role,
+        block.ephemeral,
+        block.container_start[:CONTAINER_START_BYTES_MAX],
     )
-
-
-@functools.lru_cache(maxsize=1_000)
-def _intern_block(
-    layer: str,
-    section: PromptSection,
-    stability: Stability,
-    role: Role | None,
-    *,
-    data: bytes,
-    container_start: bytes,
-    accepts_breakpoint: bool,
-    ephemeral: bool,
-) -> EncodedBlock:
-    """One object for all blocks that look the same."""
-    return EncodedBlock(layer, section, stability, data, accepts_breakpoint, role, ephemeral, container_start)

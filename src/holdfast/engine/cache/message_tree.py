@@ -8,8 +8,7 @@ import msgspec
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.planning.learned import NO_IMPLICIT_READS, CacheMemory, LearnedParameters, LearningScope, RequestRecord
 from holdfast.providers.adapter import Adapter
-from holdfast.types.blocks import Role
-from holdfast.types.prompt import PromptSection, Stability
+from holdfast.types.prompt import PromptSection
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
 
 # The starts that separators compare with are shorter.
@@ -190,31 +189,19 @@ def _as_system(block: EncodedBlock) -> EncodedBlock:
 def _without_data(
     block: EncodedBlock, *, ephemeral: bool | None = None, section: PromptSection | None = None
 ) -> EncodedBlock:
-    return _intern_block(
+    return intern_block(
         block.layer,
         section or block.section,
         block.stability,
-        block.role,
         # Enough to tell calls of tools and their results from other blocks, which the cache's lookback may count apart.
-        start=next((start for start in TOOL_BLOCK_STARTS if block.data.startswith(start)), b""),
-        accepts_breakpoint=block.accepts_breakpoint,
-        ephemeral=block.ephemeral if ephemeral is None else ephemeral,
+        next((start for start in TOOL_BLOCK_STARTS if block.data.startswith(start)), b""),
+        block.accepts_breakpoint,
+        block.role,
+        block.ephemeral if ephemeral is None else ephemeral,
     )
 
 
-@functools.lru_cache(maxsize=1_000)
-def _intern_block(
-    layer: str,
-    section: PromptSection,
-    stability: Stability,
-    role: Role | None,
-    *,
-    start: bytes,
-    accepts_breakpoint: bool,
-    ephemeral: bool,
-) -> EncodedBlock:
-    """One object for all blocks that the planner cannot tell apart."""
-    return EncodedBlock(layer, section, stability, start, accepts_breakpoint, role, ephemeral)
-
+intern_block = functools.lru_cache(maxsize=2_000)(EncodedBlock)
+"""One object for all blocks that look the same without their bytes."""
 
 _as_ephemeral = functools.partial(_without_data, ephemeral=True)

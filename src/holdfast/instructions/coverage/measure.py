@@ -1,7 +1,6 @@
 """Measures coverage: whether paraphrased intents and curated probes find a manifest's units."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -191,6 +190,3 @@ def _probed_curated(
 
 def _first_k(instruction_set: InstructionSet, intent: str, k: int, *, use_floor: bool) -> ProbeMiss:
     return ProbeMiss(intent, rank_unit_names(instruction_set, intent, use_floor=use_floor)[:k])
-
-
-CoverageChange = Literal["worse", "better", "new", "gone", "same", "unknown"]
