@@ -41,9 +41,8 @@ class LearnedSummary(msgspec.Struct, frozen=True):
     idle_times: tuple[IdleTimeSummary, ...]
 
 
-def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSummary:
+def summarize_learned(log: EventLog) -> LearnedSummary:
     events = log.learned_events(limit=LEARNED_RECORDS_MAX)
-    catalog = shipped_models() if models is None else models
     events_by_scope: dict[tuple[str, str], list[Event]] = {}
     latest_by_workspace: dict[str | None, Event] = {}
     for event in events:
@@ -51,7 +50,7 @@ def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSum
             events_by_scope.setdefault((payload.model, payload.route), []).append(event)
             latest_by_workspace[payload.workspace_hash] = event
     caches = tuple(
-        _summarize_cache(LearningScope(*scope), scope_events, catalog)
+        _summarize_cache(LearningScope(*scope), scope_events, shipped_models())
         for scope, scope_events in sorted(events_by_scope.items())
     )
     latest = latest_by_workspace.items()

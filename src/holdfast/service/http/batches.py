@@ -16,39 +16,26 @@ Result = TypeVar("Result")
 class BatchedCalls(Generic[Item, Result]):
     """`run_all` gets at most `size_max` calls, oldest first, and returns a result or an exception for each.
 
-    What it reads, it reads after each of its calls was made. At most `threads_max` batches run at a time.
+    What it reads, it reads after each of its calls was made. One batch runs at a time.
     """
 
-    def __init__(
-        self, run_all: Callable[[Sequence[Item]], Sequence[Result | Exception]], *, size_max: int, threads_max: int = 1
-    ) -> None:
+    def __init__(self, run_all: Callable[[Sequence[Item]], Sequence[Result | Exception]], *, size_max: int) -> None:
         self._run_all = run_all
         self._size_max = size_max
-        self._threads_max = threads_max
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
-        self._running_count = 0
-        # The loop itself has only weak references to tasks.
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Held here, because the loop itself has only weak references to tasks.
+        self._task: asyncio.Task[None] | None = None
 
     async def run(self, item: Item) -> Result:
         """Raises what `run_all` returned for this call, or raised."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._running_count < self._threads_max:
-            self._running_count += 1
-            task = asyncio.ensure_future(self._run_batches())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        # It ends without a pause after its last look at the queue, so a call that arrives then starts the next one.
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run_batches())
         return await future
 
     async def _run_batches(self) -> None:
-        try:
-            await self._run_until_none_waits()
-        finally:
-            # Without a pause after the last look at the queue: a call that arrives now starts the next batch itself.
-            self._running_count -= 1
-
-    async def _run_until_none_waits(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._size_max], self._waiting[self._size_max :]
             results: Sequence[Result | Exception]
