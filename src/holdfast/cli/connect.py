@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from holdfast.cli.format import format_count, format_file_change, format_usd, print_json, replace_unprintable
 from holdfast.cli.options import convert_to_option_error, json_option
@@ -228,8 +229,6 @@ class _Response(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        import msgspec
-
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError:
@@ -291,8 +290,6 @@ def _request(
     import http.client
     import urllib.error
     import urllib.request
-
-    import msgspec
 
     sent = {"content-type": "application/json", **(headers or {})}
     request = urllib.request.Request(url, msgspec.json.encode(body) if body is not None else None, sent)

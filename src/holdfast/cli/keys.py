@@ -4,6 +4,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.options import convert_to_option_error, db_option, json_option, parse_expiry
@@ -62,8 +63,6 @@ def create_key(
     """Create a key and print it once; the store keeps only a digest, from which it cannot be recovered."""
     import secrets
 
-    import msgspec
-
     from holdfast.cli.open_store import open_store_with_records
     from holdfast.service.auth.keys import assign_account, assign_limits, make_key
 
@@ -95,8 +94,6 @@ def create_key(
 @json_option
 def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets: whose they are, their limits and spending."""
-    import msgspec
-
     from holdfast.cli.open_store import open_configured_store
     from holdfast.service.api.keys import make_key_views
 

@@ -13,7 +13,7 @@ import click
 from holdfast.cli.instructions.open import agent_option
 from holdfast.cli.options import db_option, host_option, port_option
 from holdfast.clock import system_clock
-from holdfast.errors import UserError
+from holdfast.errors import InstructionError, UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
@@ -92,7 +92,6 @@ def _serve_stdio(toolbox: "McpToolbox", authorize: "Callable[[str | None], Instr
     from holdfast.mcp.handshake import read_opening
 
     def describe() -> str | None:
-        from holdfast.errors import InstructionError
 
         key = os.environ.get(KEY_VARIABLE)
         try:
@@ -156,7 +155,6 @@ def make_mcp_authorizer(
     records: "StoreRecords", *, agent: str, require_keys: bool
 ) -> "Callable[[str | None], InstructionCaller]":
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
-    from holdfast.errors import InstructionError
     from holdfast.instructions.access import InstructionCaller
 
     def authorize(header: str | None) -> InstructionCaller:

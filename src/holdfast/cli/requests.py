@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import format_count, print_json, replace_unprintable
 from holdfast.cli.open_store import load_configured_models
@@ -160,8 +161,6 @@ def diff(before_file: Path, after_file: Path, model: str | None, as_json: bool) 
 
     Exit status: 0 if B's prompt starts with all of A's, 1 if the prefix broke, 2 on bad input.
     """
-    import msgspec
-
     from holdfast.ledger.cache.prefix_diff import compare_requests
 
     before, after = read_request_file(before_file, model), read_request_file(after_file, model)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.costs.report import (
     WORKERS_MAX,
@@ -65,8 +66,6 @@ def command(
     PATH is a folder of transcripts, a single one, or a Holdfast store. Without PATH, the folders of Claude Code, Codex,
     Gemini CLI, opencode and pi are read, or the configured store if there is none. Nothing leaves this machine.
     """
-    import msgspec
-
     check_output_options(as_json=as_json, as_csv=as_csv)
     models, scope = load_configured_models(), parse_scope(since, until, model, verbose=verbose)
     source = _find_source(path)
@@ -190,8 +189,6 @@ def audit_client_files(
     now: float,
 ) -> "Spending":
     """Where the money of these transcripts went; the same with and without a cache."""
-    import msgspec
-
     from holdfast.ledger.spending import SpendingFold
     from holdfast.replay.file_audits import BROKEN_LINES_REPORTED_MAX, group_repeated_files, read_state
 
@@ -340,8 +337,6 @@ def _add_context(
     spending: "Spending", states_of: "dict[tuple[str, str], list[FileState]]", cache: "AuditCache | None"
 ) -> "Spending":
     """With the curve of the most expensive session's prompt sizes, which is read again for it."""
-    import msgspec
-
     worst = spending.sessions[0]
     states = states_of[worst.client, worst.id]
     context = cache.find_context(worst.id, states) if cache is not None else None

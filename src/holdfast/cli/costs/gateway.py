@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import CommandGroup, format_count, format_usd, print_json
 from holdfast.cli.open_store import (
@@ -277,8 +278,6 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
 
 
 def _check_request(file: str, body: bytes) -> None:
-    import msgspec
-
     try:
         request = msgspec.json.decode(body)
     except msgspec.DecodeError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.open_store import load_configured_models
@@ -76,8 +77,6 @@ def command(
     cost. --via shows what a gateway with --improve, a session or a wrapped client would have sent and paid; for a model
     without breakpoints of its own, such as Gemini's, it shows only these.
     """
-    import msgspec
-
     from holdfast.catalog.lookup import find_model
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
@@ -178,8 +177,6 @@ def _replay_all(
 
 
 def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRequest":
-    import msgspec
-
     from holdfast.types.json_encoding import encode_json
 
     def write_request(policy: str, at: float, body: bytes) -> None:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from holdfast.cli.format import draw_sparkline, format_count, print_json
 from holdfast.cli.open_store import (
@@ -105,8 +106,6 @@ def command(
     db: str | None,
 ) -> None:
     """Show where the money of stored sessions went, what cache misses cost and why, and what to do about it."""
-    import msgspec
-
     from holdfast.ledger.analytics.queries import LedgerScope
     from holdfast.ledger.analytics.results import count_failures, count_unreadable_calls
 
@@ -170,8 +169,6 @@ def audit_stored_sessions(
 
     `with_context` adds the prompt sizes of the most expensive session, whose log is read for it.
     """
-    import msgspec
-
     from holdfast.stores.spending_cache import sum_spending
 
     def audit(positions: "Mapping[str, LogPosition | None]") -> "Iterable[AuditedSession]":
@@ -246,8 +243,6 @@ def write_spending(
     extra: dict[str, object] | None = None,
 ) -> None:
     """Write the page, JSON, CSV or text that was asked for."""
-    import msgspec
-
     if html is not None:
         from holdfast.cli.costs.spending_page import render_spending_page
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import format_file_change, print_json
 from holdfast.cli.instructions.hook import program_words
@@ -136,8 +137,6 @@ def _agents_block(agent: str, db: str | None) -> str:
 
 def _check(client: str, commands: "RuntimeCommands", shown: str) -> dict[str, str]:
     """Start what the client will start, and compare what it would get. Raises UserError if something is missing."""
-    import msgspec
-
     from holdfast.runtime.instructions.connect import NO_STUB
 
     if client == AGENTS_MD:

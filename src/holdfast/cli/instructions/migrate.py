@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.instructions.open import create_option, open_library
 from holdfast.cli.options import db_option, json_option
@@ -62,8 +63,6 @@ def migrate(
     Every line ends up in one unit or in the rules of the boot stub. Review the proposal, improve its triggers, then run
     `holdfast instructions check` and `publish` on the folder that --out has written.
     """
-    import msgspec
-
     from holdfast.cli.instructions.format import encode_proposal, show_proposal
     from holdfast.instructions.migration.files import read_migration_files, write_instruction_folder
     from holdfast.instructions.migration.proposal import MigrationTarget, propose_migration

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import print_json
 from holdfast.cli.instructions.open import (
@@ -128,8 +129,6 @@ def approve(
     `publish` and `rollback` list the versions that are pending approval. With --kind or --skip-gate, it records an
     approval that a manifest will need when it is published.
     """
-    import msgspec
-
     from holdfast.instructions.manifest.validate import SubmittedApproval
 
     if (unit is None) == (skip_gate is None):

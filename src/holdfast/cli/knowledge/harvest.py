@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import click
+import msgspec
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import db_option, json_option, workspace_option
 from holdfast.clock import system_clock
+from holdfast.errors import BudgetError, UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
@@ -75,7 +77,6 @@ class _Place(NamedTuple):
 
 
 def _place(workspace: str) -> _Place:
-    from holdfast.errors import UserError
     from holdfast.knowledge.folder import list_users
     from holdfast.sources.files import holdfast_home
 
@@ -125,7 +126,6 @@ def harvest_knowledge(
     """
     from holdfast.catalog.lookup import find_model
     from holdfast.cli.open_store import load_configured_models, open_configured_store
-    from holdfast.errors import UserError
     from holdfast.knowledge.folder import claim_folder, open_knowledge_folder
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.runtime.knowledge import finished_sessions, group_by_user, known_sessions, project_lookup
@@ -218,7 +218,6 @@ def _describe_pending(item: "Item", position: str) -> str:
 
 def _ask_about(item: "Item", place: _Place) -> bool:
     """One decision of a person; returns whether to go on with the next item."""
-    from holdfast.errors import UserError
     from holdfast.knowledge.review import accept_item, reject_item
     from holdfast.runtime.knowledge import project_lookup
 
@@ -251,7 +250,6 @@ def _ask_about(item: "Item", place: _Place) -> bool:
 @_workspace
 def accept_knowledge(item_ids: tuple[str, ...], text: str, share: bool, workspace: str) -> None:
     """Accept waiting items by id; what comes from the project alone is shared with all users of the workspace."""
-    from holdfast.errors import UserError
     from holdfast.knowledge.review import accept_item, read_pending
     from holdfast.runtime.knowledge import project_lookup
 
@@ -315,8 +313,6 @@ def share_knowledge(item_id: str, workspace: str) -> None:
 @json_option
 def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     """List the items of your pages and the shared ones; those that are not in the digest show why."""
-    import msgspec
-
     from holdfast.knowledge.review import list_knowledge_items, read_pending
 
     place = _place(workspace)
@@ -498,7 +494,6 @@ def knowledge_model(log: "EventLog", model: str, /, **options: "Unpack[Options]"
 
 def limit_spending(ask: "SendPrompt", model: "Model", usd_max: Decimal) -> "SendPrompt":
     """The same model, asked no more once its next reply could exceed the limit."""
-    from holdfast.errors import BudgetError
     from holdfast.knowledge.llm_extraction import ModelReply
 
     spent = Decimal(0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+import msgspec
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import json_option, workspace_option
@@ -26,8 +27,6 @@ def command() -> None:
 @json_option
 def index_files(workspace: str, as_json: bool) -> None:
     """Index the files that are new or changed since the last run."""
-    import msgspec
-
     from holdfast.knowledge.rag_index import update_rag_index
     from holdfast.runtime.volatile_context import rag_folder
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.options import OptionValueError, convert_to_option_error, host_option, port_option
-from holdfast.clock import system_clock
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -258,7 +258,6 @@ def _add_jobs(service: "AppContext", log: "Store") -> None:
 
 
 def _make_webhook(url: str) -> "AlertWebhook":
-    from holdfast.clock import new_ulid
     from holdfast.service.alerts import AlertWebhook
 
     secret = os.environ.get("HOLDFAST_ALERT_SECRET", "")

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
@@ -41,8 +42,6 @@ def command(
     The log keeps every message: `holdfast history` shows the source of each line of the summary. Exits with status 1
     if compaction would save nothing.
     """
-    import msgspec
-
     from holdfast.cli.tables import print_text
     from holdfast.compaction.models import CompactionConfig
     from holdfast.engine.compaction.compact import NoCompaction, propose_compaction

@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
@@ -42,8 +43,6 @@ def list_incidents(
     session_id: str | None, *, db: str | None, as_json: bool, recipes: bool, everything: bool, limit: int
 ) -> None:
     """List open incidents, newest sessions first; for one session, all its incidents."""
-    import msgspec
-
     if recipes:
         _show_recipes(as_json=as_json)
         return
@@ -232,8 +231,6 @@ def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
 
     A live session tries the ways to shorten its view one after another; here only the checkpoint remains.
     """
-    import msgspec
-
     from holdfast.recovery.scenarios import StepName
 
     left_out = (

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, get_args
 
 import click
+import msgspec
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
 from holdfast.cli.format import CommandGroup, format_count, format_local_time, format_usd, print_json
@@ -17,6 +18,7 @@ from holdfast.cli.open_store import (
     resolve_session_id,
 )
 from holdfast.cli.options import OptionValueError, db_option, json_option, parse_time_option
+from holdfast.clock import system_clock
 from holdfast.errors import UserError
 from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.requests.format import strip_control_characters
@@ -66,9 +68,6 @@ def command() -> None:
 )
 def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort: str, **wanted: str | None) -> None:
     """List the stored sessions, newest activity first, with their calls, read share, spending and losses."""
-    import msgspec
-
-    from holdfast.clock import system_clock
     from holdfast.ledger.analytics.queries import SessionFilter, SessionOrdering, format_session_titles
     from holdfast.ledger.cache.verdicts import VerdictKind
 
@@ -110,8 +109,6 @@ def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort
 @click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
 def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
-    import msgspec
-
     from holdfast.events.payloads.calls import LlmCallFailed
     from holdfast.ledger.accounting import iter_entries
     from holdfast.ledger.calls import explicit_cache_cost_usd, list_delegations, ping_cost_usd
@@ -254,8 +251,6 @@ def _detail_lines(events: "list[Event]") -> "Iterator[str]":
 
 def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
     """Show the cache counters, the tokens sent to each provider, and every cache break, largest first."""
-    import msgspec
-
     from holdfast.cli.tables import print_table
     from holdfast.ledger.cache.prompt_cache import (
         compute_cache_stats,
@@ -289,8 +284,6 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
 
 
 def _describe_listed(session: "ListedSession", title: str) -> dict[str, object]:
-    import msgspec
-
     amounts = session.amounts
     return {
         **msgspec.to_builtins(session.row),
