@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from holdfast.cli.format import CommandGroup, print_json
+from holdfast.cli.open_store import open_configured_store, open_store_with_records
 from holdfast.cli.options import convert_to_option_error, db_option, json_option, parse_expiry
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
@@ -63,7 +64,6 @@ def create_key(
     """Create a key and print it once; the store keeps only a digest, from which it cannot be recovered."""
     import secrets
 
-    from holdfast.cli.open_store import open_store_with_records
     from holdfast.service.auth.keys import assign_account, assign_limits, make_key
 
     now = system_clock()
@@ -94,7 +94,6 @@ def create_key(
 @json_option
 def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets: whose they are, their limits and spending."""
-    from holdfast.cli.open_store import open_configured_store
     from holdfast.service.api.keys import make_key_views
 
     with open_configured_store(db) as log:
@@ -167,7 +166,6 @@ def set_key(
 
     KEY is an id or a name that only one key has, as in `holdfast keys list`.
     """
-    from holdfast.cli.open_store import open_configured_store
     from holdfast.service.api.keys import seed_spending
     from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
 
@@ -199,7 +197,6 @@ def revoke_key(key: str, db: str | None) -> None:
 
     KEY is an id or a name that only one key has, as in `holdfast keys list`.
     """
-    from holdfast.cli.open_store import open_configured_store
 
     with open_configured_store(db, writable=True) as log:
         row = _find_key(log.records, key)

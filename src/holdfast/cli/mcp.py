@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.instructions.open import agent_option
+from holdfast.cli.open_store import open_store_with_records
 from holdfast.cli.options import db_option, host_option, port_option
 from holdfast.clock import system_clock
 from holdfast.errors import InstructionError, UserError
@@ -60,8 +61,6 @@ def command(
     """
     import gc
     from importlib.util import find_spec
-
-    from holdfast.cli.open_store import open_store_with_records, resolve_store_address
 
     if find_spec("mcp") is None:
         raise UserError(MISSING_PACKAGES_HINT)

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.open_store import load_configured_models, open_configured_store
 from holdfast.cli.options import db_option, json_option, workspace_option
 from holdfast.clock import system_clock
 from holdfast.errors import BudgetError, UserError
@@ -125,7 +126,6 @@ def harvest_knowledge(
     that may contain a secret is left out. An unchanged session is never harvested twice.
     """
     from holdfast.catalog.lookup import find_model
-    from holdfast.cli.open_store import load_configured_models, open_configured_store
     from holdfast.knowledge.folder import claim_folder, open_knowledge_folder
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.runtime.knowledge import finished_sessions, group_by_user, known_sessions, project_lookup
@@ -187,7 +187,6 @@ def harvest_knowledge(
 @json_option
 def review_knowledge(*, lists: bool, workspace: str, db: str | None, as_json: bool) -> None:
     """Accept, edit or reject harvested items one by one, with the lines of the conversation that they come from."""
-    from holdfast.cli.open_store import open_configured_store
     from holdfast.knowledge.review import read_pending
     from holdfast.runtime.knowledge import read_source_lines
 

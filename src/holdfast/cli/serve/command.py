@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.open_store import load_configured_models, open_spending_cache, open_store_with_records
 from holdfast.cli.options import OptionValueError, convert_to_option_error, host_option, port_option
 from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
@@ -132,7 +133,6 @@ def command(
     The gateway offers the providers' own APIs under /anthropic, /openai, /gemini, /openrouter, /deepseek and others,
     and records the traffic: a client only needs a different base URL.
     """
-    from holdfast.cli.open_store import load_configured_models, open_store_with_records
 
     try:
         from holdfast.cli.serve import workers as processes
@@ -279,7 +279,6 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | Non
 
     Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
     """
-    from holdfast.cli.open_store import open_spending_cache
     from holdfast.runtime.config import default_skill_roots, load_config
 
     here = service.workspace = Path.cwd()
