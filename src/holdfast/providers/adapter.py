@@ -67,7 +67,11 @@ class Adapter(WireEncoder, Protocol):
         """One encoded block per tool, system text or message block; a function of the segment alone."""
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """Fields, as (name, JSON text), that keep a session on one cache: cache keys, TTLs, sticky routing."""
+        """Fields, as (name, JSON text), that keep a session on one cache: cache keys, TTLs, sticky routing.
+
+        None where the cache is keyed by the prefix alone.
+        """
+        return ()
 
     def request_head(self, parameters: Parameters) -> bytes:
         """The body's JSON object up to the prompt, without the closing brace: everything that is not cacheable."""
@@ -75,7 +79,8 @@ class Adapter(WireEncoder, Protocol):
     def endpoint(self, parameters: Parameters) -> Endpoint: ...
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
-        """The headers that carry the API key."""
+        """The headers that carry the API key; Anthropic's SDK sends a bearer too since API version 2026-10-21."""
+        return {"authorization": f"Bearer {api_key}"}
 
     def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         """A whole request at once; a session keeps a `RequestBuffer` and encodes only what is new."""

@@ -1,9 +1,7 @@
 """The `Adapter` for Anthropic's Messages API."""
 
-from collections.abc import Mapping
 from functools import partial
 
-from holdfast.catalog.schema import Model
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import encode, response, stream
 from holdfast.providers.anthropic.decode import decode_anthropic_request
@@ -35,14 +33,6 @@ class AnthropicAdapter(Adapter):
     request_diagnosis = staticmethod(response.request_anthropic_diagnosis)
     requests_comparison = staticmethod(response.requests_anthropic_comparison)
     is_diagnosis_refusal = staticmethod(response.is_anthropic_diagnosis_refusal)
-
-    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """None: the cache is keyed by the prefix alone."""
-        return ()
-
-    def credentials(self, api_key: str) -> Mapping[str, str]:
-        """As Anthropic's SDK sends it since API version 2026-10-21; older SDKs send `x-api-key`."""
-        return {"authorization": f"Bearer {api_key}"}
 
     def make_stream_decoder(self) -> EventStreamDecoder:
         return EventStreamDecoder(stream.AnthropicReplyFold())

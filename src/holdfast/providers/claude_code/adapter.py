@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from holdfast.catalog.schema import Model
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.anthropic import anthropic
@@ -71,9 +70,6 @@ class ClaudeCodeAdapter(Adapter):
     def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         blocks = anthropic.encode_segment(segment)
         return tuple(msgspec.structs.replace(block, accepts_breakpoint=False) for block in blocks)
-
-    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        return ()
 
     def encode_breakpoint(self, ttl: Ttl) -> bytes:
         raise UserError(f"{self.name} does its own caching and accepts no breakpoints")

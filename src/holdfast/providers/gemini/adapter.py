@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from holdfast.catalog.schema import Model
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.gemini import cached_content, encode, errors, stream
@@ -34,10 +33,6 @@ class GeminiAdapter(Adapter):
     decode_cache = staticmethod(cached_content.decode_cache)
     reference_cache = staticmethod(cached_content.reference_cache)
     is_cache_missing = staticmethod(cached_content.is_cache_missing)
-
-    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """None: the implicit cache is keyed by the prefix alone."""
-        return ()
 
     def encode_breakpoint(self, ttl: Ttl) -> bytes:
         raise UserError(f"Gemini accepts no cache breakpoints, so none for {ttl}; create an explicit cache instead")

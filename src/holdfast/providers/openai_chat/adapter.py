@@ -50,9 +50,6 @@ class ChatAdapter(Adapter):
         reject_betas(parameters, self._variant)
         return Endpoint(PATH, (("content-type", "application/json"),))
 
-    def credentials(self, api_key: str) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {api_key}"}
-
     def decode_request(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
         return decode_chat_request(body, self._variant)
 

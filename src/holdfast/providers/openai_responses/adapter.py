@@ -36,9 +36,6 @@ class OpenAIResponsesAdapter(Adapter):
         # A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied.
         return fields if model.has_reasoning else (*fields, ("include", "[]"))
 
-    def credentials(self, api_key: str) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {api_key}"}
-
     def decode_request(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
         """Also decodes requests to count tokens, which have neither `max_output_tokens` nor `stream`."""
         return decode_responses_request(body)
