@@ -69,14 +69,6 @@ class AnthropicBody(RawBody):
     def keyed_members(self) -> Iterable[str]:
         return self.members.keys() - _UNKEYED_MEMBERS
 
-    @property
-    def automatic_ttl(self) -> Ttl | None:
-        value = self.members.get(CACHE_CONTROL)
-        return decode_cache_control({CACHE_CONTROL: bytes(value)}) if value is not None else None
-
-    def drop_automatic(self) -> bool:
-        return self.members.pop(CACHE_CONTROL, None) is not None
-
     def decode_head(self) -> Prompt:
         head: dict[str, object] = {"model": self.model, "max_tokens": 0, "messages": []}
         if self.tools:

@@ -22,7 +22,6 @@ from holdfast.engine.inject.raw_body import (
     to_raw,
 )
 from holdfast.errors import UserError
-from holdfast.providers.anthropic.blocks import CACHE_CONTROL, decode_cache_control
 from holdfast.providers.json_splice import remove_member
 from holdfast.providers.openai_chat import openai_chat
 from holdfast.providers.openai_chat.adapter import OPENAI_VARIANT
@@ -276,14 +275,6 @@ class OpenRouterBody(ChatBody):
     adapter = openrouter
     variant = OPENROUTER_VARIANT
     mark_name = variant.breakpoint_name
-
-    @property
-    def automatic_ttl(self) -> Ttl | None:
-        value = self.members.get(CACHE_CONTROL)
-        return decode_cache_control({CACHE_CONTROL: bytes(value)}) if value is not None else None
-
-    def drop_automatic(self) -> bool:
-        return self.members.pop(CACHE_CONTROL, None) is not None
 
     def keyed_members(self) -> Iterable[str]:
         return _OPENROUTER_KEYED_MEMBERS

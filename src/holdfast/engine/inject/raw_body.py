@@ -12,6 +12,7 @@ from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedC
 from holdfast.errors import UserError
 from holdfast.planning.learned import LearningScope
 from holdfast.providers.adapter import Adapter
+from holdfast.providers.anthropic.blocks import CACHE_CONTROL, decode_cache_control
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Breakpoint, Prompt, Ttl
 
@@ -71,11 +72,12 @@ class RawBody(ABC):
     @property
     def automatic_ttl(self) -> Ttl | None:
         """The TTL of the breakpoint that the request asks the provider to place at the end; None if it does not."""
-        return None
+        value = self.members.get(CACHE_CONTROL) if self.mark_name == CACHE_CONTROL else None
+        return decode_cache_control({CACHE_CONTROL: bytes(value)}) if value is not None else None
 
     def drop_automatic(self) -> bool:
         """Remove the request for an automatic breakpoint; whether there was one."""
-        return False
+        return self.mark_name == CACHE_CONTROL and self.members.pop(CACHE_CONTROL, None) is not None
 
     def count_nested_marks(self) -> int:
         """Breakpoints that take a slot, and are on no block of their own."""
