@@ -146,7 +146,7 @@ async def test_buttons_keep_the_focus_for_the_keyboard(page: Page, own_service: 
             if does == "invalidate":
                 page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "keep")
                 page.driver.switch_to.active_element.send_keys(Keys.ENTER)
-            page.wait_until(lambda then=then: page.run("return document.activeElement.dataset.does") == then)
+            page.wait_until(lambda: page.run("return document.activeElement.dataset.does === arguments[0]", then))  # noqa: B023
         page.open("cost")
         page.element("[data-does=rivals]").send_keys(Keys.ENTER)
         page.wait_until(lambda: "under each policy" in page.text("main") or "Nothing to replay" in page.text("main"))

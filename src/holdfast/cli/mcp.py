@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.instructions.open import agent_option
-from holdfast.cli.open_store import open_store_with_records
+from holdfast.cli.open_store import open_store_with_records, resolve_store_address
 from holdfast.cli.options import db_option, host_option, port_option
 from holdfast.clock import system_clock
 from holdfast.errors import InstructionError, UserError
