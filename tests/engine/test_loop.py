@@ -552,7 +552,7 @@ async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(
 async def test_a_reply_that_ends_before_its_usage_is_estimated_as_the_gateway_estimates_it(
     agent: MakeAgent, is_cut: bool
 ) -> None:
-    """OpenAI reports the usage last, and charges for a reply that nobody reads to its end."""
+    """OpenAI reports the usage last, and charges for a reply that is not read to its end."""
 
     class Cutting(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
