@@ -388,6 +388,92 @@ def test_a_restarted_recorder_reads_only_the_sessions_that_its_spool_continues(t
     assert len(count_calls(store)[0]) == 22
 
 
+class SlowStore(MemoryStore):
+    """While `is_slow`, what is appended is not there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow = False
+        self._under_way: list[tuple[Sequence[Event], bool, Future[None]]] = []
+
+    def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
+        if not self.is_slow:
+            return super().append(events, at_head=at_head)
+        future: Future[None] = Future()
+        self._under_way.append((events, at_head, future))
+        return future
+
+    def commit(self) -> None:
+        self.is_slow = False
+        for events, at_head, future in self._under_way:
+            super().append(events, at_head=at_head).result()
+            future.set_result(None)
+
+
+def make_turn(number: int, turn: int, *, at: float) -> list[bytes]:
+    """A request of a conversation in which each answer is `Yes.`, and its response."""
+    question = [{"role": "user", "content": f"Question {number}"}, {"role": "assistant", "content": "Yes."}]
+    messages = (question * turn)[:-1]
+    body = msgspec.json.encode({"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": messages})
+    id, reply = f"exchange-{number}-{turn}", msgspec.json.encode({**REPLY, "id": f"msg_{number}_{turn}"})
+    request = RequestMessage(id, TARGET, [], GatewayCaller("account"), at, body, len(body), None, ())
+    end = EndMessage(id, at + 0.5, 200, [], "whole", reply, len(reply))
+    return [msgspec.msgpack.encode(message) for message in (request, end)]
+
+
+def test_a_recorder_says_that_a_call_is_on_the_log_only_once_it_is(tmp_path: Path) -> None:
+    """Another replica would take what follows the call for a new conversation."""
+    store, clock = SlowStore(), ManualClock(2_000.0)
+    other = RecorderLease(store.records.shared, "theirs", clock)
+
+    def make_leased(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) -> GatewayRecorder:
+        lease = RecorderLease(store.records.shared, "ours", clock)
+        return make_recorder(log, warnings, recorded, lease=lease)
+
+    write_spool(tmp_path / "theirs", make_turn(1, 1, at=1_000.0))
+    write_spool(tmp_path / "ours", make_turn(1, 2, at=1_010.0))
+    other.announce(900.0)
+    with open_spool(tmp_path / "ours") as reader:
+        current = SpoolPass(reader, store, make_leased, clock=clock)
+        current.record_available()
+        current.confirm()
+        assert current.has_waiting, "the call follows a reply that another recorder has"
+        assert current.recorded_until <= 1_010.5
+        with open_spool(tmp_path / "theirs") as reader_of_other:
+            SpoolPass(reader_of_other, store, make_recorder, clock=clock).record_available()
+        clock.advance(5.0)
+        other.announce(1_900.0)
+        store.is_slow = True
+        current.record_waiting()
+        current.confirm()
+        assert not current.has_waiting
+        assert current.recorded_until <= 1_010.5, "it is not on the log yet"
+        store.commit()
+        current.confirm()
+        assert current.recorded_until > 1_900.0
+    assert len(store.sessions()) == 1
+
+
+def test_a_call_waits_for_a_reply_that_is_not_recorded_although_others_answered_the_same(tmp_path: Path) -> None:
+    """`Yes.` is in many conversations, and longer ones than this are no proof that this one is known."""
+    store, clock = MemoryStore(), ManualClock(2_000.0)
+    RecorderLease(store.records.shared, "theirs", clock).announce(900.0)
+
+    def make_leased(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) -> GatewayRecorder:
+        lease = RecorderLease(store.records.shared, "ours", clock)
+        return make_recorder(log, warnings, recorded, lease=lease)
+
+    longer = [frame for turn in (1, 2, 3) for frame in make_turn(2, turn, at=900.0 + turn)]
+    write_spool(tmp_path / "ours", [*longer, *make_turn(1, 2, at=1_010.0)])
+    with open_spool(tmp_path / "ours") as reader:
+        current = SpoolPass(reader, store, make_leased, clock=clock)
+        current.record_available()
+        current.record_waiting()
+        current.confirm()
+        assert current.has_waiting
+    assert len(store.sessions()) == 1
+
+
 @pytest.mark.parametrize("end", ["cancelled", "cut", "stopped", "unreachable"])
 def test_a_call_that_was_interrupted_before_its_usage_came_is_estimated(tmp_path: Path, end: ExchangeEnd) -> None:
     """The provider has its request, and charges for it; a request that never reached it is free."""

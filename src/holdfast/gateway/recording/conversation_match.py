@@ -250,13 +250,14 @@ class ConversationMatcher(Generic[T]):
             return not any((scope, previous) in self._replies for scope in request.scopes)
         if not newest:
             return False
+        end = request.reply_start
         for conversation in self._candidates(request):
-            known = len(conversation.request.blocks)
             # The same short reply may be in many conversations that begin with the same head.
-            is_same = request.reply_start == known and conversation.request.blocks == request.blocks[:known]
-            is_next = is_same and any(newest in reply for reply in conversation.replies)
-            if request.reply_start < known or is_next:
-                is_repeated = conversation.request.blocks == request.blocks and conversation.open_requests > 0
+            blocks = conversation.request.blocks
+            is_contained = end < len(blocks) and blocks[: end + 1] == request.blocks[: end + 1]
+            is_next = blocks == request.blocks[:end] and any(newest in reply for reply in conversation.replies)
+            if is_contained or is_next:
+                is_repeated = blocks == request.blocks and conversation.open_requests > 0
                 return is_repeated and not request.hints.is_strong
         return True
 

@@ -107,6 +107,8 @@ class SpoolPass:
         # Up to which time the spool was read until a position, and what of that is confirmed.
         self._read: deque[tuple[SpoolPosition, float]] = deque()
         self._confirmed_until = 0.0
+        # The earliest end of an exchange that was read and is not confirmed: one that has waited is appended late.
+        self._unconfirmed_end = float("inf")
         self._undecodable = -reader.damaged_count
         self.recorded = 0
         """Exchanges of this pass that were recorded to their end."""
@@ -171,7 +173,9 @@ class SpoolPass:
     def recorded_until(self) -> float:
         """Everything that ended before this time is on the log."""
         shared = self._recorder.shared
-        return self._confirmed_until if shared is None else min(self._confirmed_until, shared.recorded_until)
+        if shared is None:
+            return self._confirmed_until
+        return min(self._confirmed_until, self._unconfirmed_end, shared.recorded_until)
 
     def _append_batch(self, start: SpoolPosition) -> None:
         """Appends the events of the frames from `start` on."""
@@ -196,11 +200,14 @@ class SpoolPass:
         confirmed = self._unconfirmed[0][0] if self._unconfirmed else self._reader.position
         while self._read and self._read[0][0] <= confirmed:
             self._confirmed_until = self._read.popleft()[1]
-        pending = self._recorder.pending_ids
+        pending, self._unconfirmed_end = self._recorder.pending_ids, float("inf")
         for id, spooled in tuple(self._open.items()):
-            is_confirmed = spooled.end is not None and (not self._unconfirmed or spooled.end < confirmed)
-            if is_confirmed and id not in pending:
+            if spooled.end is None or id in pending:
+                continue
+            if not self._unconfirmed or spooled.end < confirmed:
                 del self._open[id]
+            else:
+                self._unconfirmed_end = min(self._unconfirmed_end, spooled.exchange.ended_at)
         first = next(iter(self._open.values()), None)
         self._reader.save_checkpoint(confirmed if first is None else min(confirmed, first.start))
 
