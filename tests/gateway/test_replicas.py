@@ -26,7 +26,9 @@ def check(outcome: ReplicaOutcome) -> None:
     assert (outcome.split, outcome.mixed, outcome.forked, outcome.other_prefix) == (0, 0, 0, 0), outcome
     assert outcome.overshoot <= 1, outcome
     assert outcome.pings_max <= 1, outcome
-    assert outcome.explicit_caches == outcome.cache_users, outcome
+    assert outcome.explicit_caches <= outcome.cache_users, outcome
+    # In a short run, a replica may be killed while it creates the cache, and no other does before its lease ends.
+    assert outcome.explicit_caches == outcome.cache_users or not SECONDS, outcome
     assert outcome.connections_max <= CONNECTIONS_PER_REPLICA_MAX * outcome.replicas, outcome
     assert outcome.refused or not outcome.kills or not SECONDS, "the budget was not spent, so nothing is known about it"
 
