@@ -14,7 +14,7 @@ from tests.support.served_gateway import raw_upstream, serve_gateway
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
-from holdfast.gateway.exchange import GatewayRefusedError
+from holdfast.gateway.exchange import Exchange, GatewayCaller, GatewayRefusedError, Message, prepare_request
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.key_limits import (
     KeyBudgets,
@@ -24,6 +24,11 @@ from holdfast.gateway.key_limits import (
     estimate_call_usd,
     measure_request,
 )
+from holdfast.gateway.recording.exchange_decode import decode_exchange_request
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.websocket_calls import ResponsePrompts, decode_create_message
+from holdfast.providers import json_splice
+from holdfast.providers.registry import get_adapter
 from holdfast.stores.memory import MemoryStore
 
 MESSAGES = "/anthropic/v1/messages"
@@ -168,3 +173,42 @@ def test_an_explicit_cache_whose_description_does_not_arrive_costs_what_was_rese
             post(gateway.url, key, create_cache(ttl=f"{WEEK}s"), CACHES)
         gateway.recorded_sessions()
     assert today(store, key_id).reserved > 10 * 10**12
+
+
+def make_exchange(body: bytes, path: str = MESSAGES) -> Exchange:
+    exchange = Exchange(ROUTES.find_target(path), [], GatewayCaller("account"), CLOCK_START)
+    exchange.add_request_bytes(body)
+    return exchange
+
+
+MANY = {
+    "members": b'{"model":"m",%s}' % b",".join(b'"%d":1' % number for number in range(2_000)),
+    "blocks": b'{"model":"m","messages":[{"role":"user","content":[%s]}]}' % b",".join([b'{"type":"text"}'] * 2_000),
+    "numbers": b'{"model":"m","messages":[%s]}' % b",".join([b"7"] * 2_000),
+    "texts that do not end": b"," * 2_000 + b'"' + b'\\"' * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_request_of_very_many_values_is_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MiB of them took the recorder a minute and 1.8 GB, and with --improve the gateway."""
+    monkeypatch.setattr(json_splice, "JSON_VALUES_MAX", 1_000)
+    decoded = decode_exchange_request(get_adapter("anthropic"), make_exchange(MANY[name]))
+    assert decoded.body == b""
+    assert "values" in decoded.request.unreadable[0]
+    rewriter = ConversationRewriter(shipped_models())
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": MANY[name]}
+
+    assert asyncio.run(prepare_request(rewriter, make_exchange(b""), [], receive)).analysis is None
+    message = decode_create_message(MANY[name], ResponsePrompts(), "account")
+    assert message is not None
+    assert not message.prompt.is_whole
+
+
+def test_commas_in_the_texts_of_a_request_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_splice, "JSON_VALUES_MAX", 1_000)
+    text = 'Salt, "pepper", ' * 1_000
+    body = json.dumps({"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": text}]}).encode()
+    assert not decode_exchange_request(get_adapter("anthropic"), make_exchange(body)).request.unreadable

@@ -19,6 +19,7 @@ from holdfast.gateway.rewrite.explicit_caches import CacheUse
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.planning.learned import Learner
+from holdfast.providers.json_splice import has_too_many_values
 from holdfast.providers.registry import get_adapter
 from holdfast.types.json_encoding import sha256_hex
 
@@ -325,7 +326,8 @@ async def prepare_request(
     if exceeds_buffer_limit(headers) or target.adapter_name is None:
         return ForwardRequest(headers, receive)
     messages, body = await collect_body(receive)
-    if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
+    is_plain = get_header_value(headers, b"content-encoding") in (None, b"identity")
+    if body is None or not is_plain or has_too_many_values(body):
         return ForwardRequest(headers, replay(messages, receive))
     analysis: RequestAnalysis | None = None
     analyze = functools.partial(

@@ -485,7 +485,8 @@ def _read_count(raw: bytes | None) -> int:
         number = float(decode_or_none(_decode_number, raw) or 0)
     except ValueError:
         return 0
-    return int(min(number, TOKENS_MAX)) if number > 0 else 0
+    # Realtime's clients write "inf" for no limit.
+    return int(min(number, TOKENS_MAX)) if 0 < number < float("inf") else 0
 
 
 def _find_choices(members: Mapping[str, bytes]) -> int:

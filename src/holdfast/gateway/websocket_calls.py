@@ -16,13 +16,14 @@ from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.http.headers import Headers
-from holdfast.gateway.key_limits import PROMPT_BYTES_PER_TOKEN, RequestSize
+from holdfast.gateway.key_limits import PROMPT_BYTES_PER_TOKEN, RequestSize, read_members
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.providers.json_splice import (
     UNREADABLE,
     decode_or_none,
     get_optional_string,
+    has_too_many_values,
     join_object,
     nested_field,
     split_object,
@@ -126,6 +127,8 @@ class CreateMessage(msgspec.Struct, frozen=True):
 
 def decode_create_message(raw: bytes, prompts: ResponsePrompts, account: str) -> CreateMessage | None:
     """None if the message has another type. One that cannot be decoded may ask for a response, so it counts as such."""
+    if has_too_many_values(raw):
+        return CreateMessage(raw, raw, PromptPart(b"", is_whole=False))
     try:
         members = split_object(raw)
         if get_optional_string(members, "type") not in ("", CREATE_TYPE):
@@ -214,6 +217,13 @@ class _EventDetails(msgspec.Struct, frozen=True):
     status: int | None = None
     status_code: int | None = None
 
+
+class _ClientEvent(msgspec.Struct, frozen=True):
+    type: str = ""
+    response: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_client_event = msgspec.json.Decoder(_ClientEvent).decode
 
 # Most events are deltas, of which only the type matters.
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -395,14 +405,14 @@ class UsageCalls(SocketCalls):
         # Most messages are audio, which is not worth decoding; it has no escapes.
         if CREATE_TYPE.encode() not in raw and b"\\u" not in raw:
             return None
-        kind = nested_field(decode_or_none(msgspec.json.decode, raw), "type")
-        return CreateMessage(raw, raw, PromptPart(b"")) if kind == CREATE_TYPE else None
+        event = decode_or_none(_decode_client_event, raw)
+        return CreateMessage(raw, raw, PromptPart(b"")) if event is not None and event.type == CREATE_TYPE else None
 
     def measure_call(self, message: CreateMessage) -> RequestSize:
         """The prompt is what the provider counted last: audio has few tokens for its bytes."""
-        options = nested_field(decode_or_none(msgspec.json.decode, message.raw), "response")
-        limit = nested_field(options, "max_output_tokens")
-        body = encode_json({"model": self._model, **({"max_output_tokens": limit} if isinstance(limit, int) else {})})
+        event = decode_or_none(_decode_client_event, message.raw) or _ClientEvent()
+        limit = read_members(bytes(event.response)).get("max_output_tokens")
+        body = join_object({"model": encode_json(self._model), **({"max_output_tokens": limit} if limit else {})})
         size_bytes = len(message.raw) + self._prompt_tokens * PROMPT_BYTES_PER_TOKEN
         return RequestSize(size_bytes, body)
 

@@ -29,6 +29,25 @@ _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _BRACKETS = re.compile(r"[{}\[\]]")
 
 
+JSON_VALUES_MAX = 300_000
+"""Of JSON that is decoded into objects: each takes hundreds of bytes and some microseconds, so that 32 MiB of nothing
+else would take gigabytes and a minute. A prompt of a million tokens has fewer."""
+
+# Matches to the end of a string that does not end, else each quote in it would be tried as a start.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def has_too_many_values(raw: bytes) -> bool:
+    """Whether JSON has more than JSON_VALUES_MAX values; found without decoding it."""
+    if raw.count(b",") <= JSON_VALUES_MAX:
+        return False
+    # Each value has at most two strings, its name and itself, with two quotes each.
+    if raw.count(b'"') - raw.count(b'\\"') > 4 * JSON_VALUES_MAX:
+        return True
+    # Most commas may be in texts.
+    return _STRING.sub(b"", raw).count(b",") > JSON_VALUES_MAX
+
+
 def split_object(raw: bytes) -> dict[str, bytes]:
     """The values by name, each byte for byte. Of two members with one name the last wins."""
     return {name: bytes(value) for name, value in _decode_object(raw).items()}

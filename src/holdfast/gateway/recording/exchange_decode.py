@@ -16,12 +16,12 @@ from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
-from holdfast.gateway.key_limits import find_cache_seconds, read_members
+from holdfast.gateway.key_limits import find_cache_seconds, find_model_name, read_members
 from holdfast.gateway.recording.request_start import RequestStart, RequestStarts, SplitRequest, split_request
 from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN
 from holdfast.providers.adapter import PATH_HEADER, Adapter
 from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
-from holdfast.providers.json_splice import decode_or_none, nested_field
+from holdfast.providers.json_splice import JSON_VALUES_MAX, decode_or_none, has_too_many_values, nested_field
 from holdfast.providers.tolerant_decode import (
     UNKNOWN_MODEL,
     BatchResult,
@@ -65,6 +65,9 @@ def decode_exchange_request(
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
     except ProviderError as error:
         return DecodedExchange(body, wrap_raw_request(body, headers, str(error)), body)
+    if has_too_many_values(decoded):
+        reason = f"the request has more than {JSON_VALUES_MAX} values"
+        return DecodedExchange(b"", wrap_raw_request(b"", headers, reason), b"")
     if target.path_fields:
         decoded = add_missing_fields(decoded, target.path_fields)
     split = split_request(adapter.name, f"{target.provider} {target.path}", decoded) if starts is not None else None
@@ -219,16 +222,10 @@ _FORM_MODEL = re.compile(rb'name="model"[^\r\n]{0,200}\r\n(?:[^\r\n]{1,200}\r\n)
 def find_other_model(exchange: Exchange) -> str:
     """The model that a request without messages names: in its path, its JSON or its form."""
     target, body = exchange.target, decompress_or_none(exchange) or b""
-    members = decode_or_none(msgspec.json.decode, body)
-    if isinstance(members, dict):
-        named = members.get("model")
-    else:
-        form = _FORM_MODEL.search(body)
-        named = form[1].decode() if form else None
-    named = target.path_fields.get("model") or named
-    if target.has_caches and isinstance(named, str):
-        named = named.rpartition("models/")[2]
-    return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
+    named = find_model_name(target, read_members(body))
+    if not named and (form := _FORM_MODEL.search(body)):
+        named = form[1].decode()
+    return target.model_names.get(named, named) if named else UNKNOWN_MODEL
 
 
 def decompress_or_none(exchange: Exchange, *, is_response: bool = False) -> bytes | None:
