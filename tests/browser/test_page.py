@@ -416,6 +416,28 @@ def test_another_view_begins_at_its_top_and_takes_the_focus_from_the_link_to_it(
     assert page.run("return [document.activeElement.id, window.scrollY]") == ["main", 0]
 
 
+def test_back_shows_a_view_where_it_was_left(page: Page) -> None:
+    store = MemoryStore()
+    store.append([session_started_event(f"s{number:02}", at=time.time() - number) for number in range(60)]).result(10)
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("sessions", heading="Sessions")
+        page.run("document.querySelectorAll('[data-session] a')[40].scrollIntoView({ block: 'center' })")
+        before = page.run("return window.scrollY")
+        assert before > 500
+        page.run("document.querySelectorAll('[data-session] a')[40].click()")
+        page.wait_until(lambda: "No call yet" in page.text("main"))
+        page.driver.back()
+        page.wait_until(lambda: page.text("h1") == "Sessions")
+        assert page.run("return window.scrollY") == before
+        page.driver.forward()
+        page.wait_until(lambda: "No call yet" in page.text("main"))
+        page.click("#views [data-key=sessions]")
+        page.wait_until(lambda: page.text("h1") == "Sessions")
+        assert page.run("return window.scrollY") == 0, "a link is no way back"
+        page.leave()
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_control_has_a_name_and_every_image_a_text_alternative(
     page: Page, sample_service: Client, view: str

@@ -57,8 +57,22 @@ function drawNavigation(current) {
     }, view.label)));
 }
 
+/** How far each entry of the browser's history was scrolled when it was left; a view is too late for what browsers restore themselves. */
+const scrolled = new Map();
+let entry = null;
+history.scrollRestoration = "manual";
+
+/** Notes how far the entry that is left is scrolled; how far the one that is shown now was, nothing for a new one. */
+function enter() {
+  if (entry !== null) scrolled.set(entry, window.scrollY);
+  entry = history.state?.entry ?? crypto.getRandomValues(new Uint32Array(2)).join(" ");
+  history.replaceState({ entry }, "");
+  return scrolled.get(entry);
+}
+
 async function show() {
   const ownNavigation = ++navigation;
+  const top = enter();
   const { view, rest, query } = parseLocation();
   const isHandled = current.view === view && current.instance?.navigate?.(rest, query);
   const isSameView = current.view === view;
@@ -83,7 +97,7 @@ async function show() {
     current.instance = instance;
     main.removeAttribute("aria-busy");
     replaceView(place);
-    if (!isSameView) window.scrollTo(0, 0);
+    if (top !== undefined || !isSameView) window.scrollTo(0, top ?? 0);
     instance?.attached?.();
     if (current.missed.size) refresh(current.missed);
   } catch (error) {
