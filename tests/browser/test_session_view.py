@@ -38,6 +38,19 @@ def session_with_breaks(page: Page, sample_service: Client) -> str:
     return found
 
 
+def test_sessions_of_two_calls_that_do_not_exist_are_named_whichever_answer_comes_first(
+    page: Page, sample_service: Client
+) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
+    page.open("compare", heading="Compare")
+    page.hold_answers("calls?limit=1")
+    page.run("location.hash = '#/compare?a=none&a_call=3&b=other&b_call=4'")
+    page.wait_until(lambda: page.run("return held.length") == 2)
+    page.release_answers()
+    page.wait_until(lambda: page.texts("[role=alert] p"))
+    assert page.texts("[role=alert] p") == ["no session 'none'", "no session 'other'"]
+
+
 def test_every_call_is_drawn_and_described_as_in_the_api(
     page: Page, sample_service: Client, session_with_breaks: str
 ) -> None:

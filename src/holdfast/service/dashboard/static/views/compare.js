@@ -64,7 +64,11 @@ function form(wanted, sessions, names) {
 
 async function readCall(session, number) {
   const path = `/api/sessions/${part(session)}/calls`;
-  const [{ call }, { title }] = await Promise.all([get(`${path}/${part(number)}`), get(path, { limit: 1 })]);
+  // A session that does not exist has no such call either: its error comes first, whichever answer does.
+  const found = get(`${path}/${part(number)}`);
+  found.catch(() => null);
+  const { title } = await get(path, { limit: 1 });
+  const { call } = await found;
   const layers = call.layers.map((layer) => [layer.layer, "tokens", layer.tokens]);
   return {
     link: `#/session/${part(session)}?call=${number}`, title, number,
