@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -146,11 +147,11 @@ async def test_buttons_keep_the_focus_for_the_keyboard(page: Page, own_service: 
             if does == "invalidate":
                 page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "keep")
                 page.driver.switch_to.active_element.send_keys(Keys.ENTER)
-            page.wait_until(lambda: page.run("return document.activeElement.dataset.does === arguments[0]", then))  # noqa: B023
+            page.wait_until(partial(page.run, "return document.activeElement.dataset.does === arguments[0]", then))
         page.open("cost")
         page.element("[data-does=rivals]").send_keys(Keys.ENTER)
         page.wait_until(lambda: "under each policy" in page.text("main") or "Nothing to replay" in page.text("main"))
-        page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "rivals")
+        assert page.wait_until(lambda: page.run("return document.activeElement.dataset.does") == "rivals")
 
 
 def test_settings_match_the_api_and_are_saved(page: Page, own_service: OwnService) -> None:

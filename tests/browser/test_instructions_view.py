@@ -113,7 +113,7 @@ def test_charts_of_an_agent_follow_the_width_of_the_window(page: Page, sample_se
     page.element(".columns-chart")
     page.resize(700, 900)
     too_wide = "return [...document.querySelectorAll('.chart')].some(e => e.scrollWidth > e.clientWidth + 1)"
-    page.wait_until(lambda: not page.run(too_wide))
+    assert page.wait_until(lambda: not page.run(too_wide))
 
 
 def test_recalls_are_charted_by_day(page: Page, sample_service: Client) -> None:

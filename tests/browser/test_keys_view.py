@@ -168,7 +168,7 @@ def test_the_focus_returns_to_where_a_question_or_form_was_opened(page: Page) ->
         press("revoke")
         page.element("[data-does=revoke-confirmed]").send_keys(Keys.ENTER)
         page.wait_until(lambda: "revoked" in page.text(row))
-        page.wait_until(lambda: page.run(focused) == f"sessions of {key_id}")
+        assert page.wait_until(lambda: page.run(focused) == f"sessions of {key_id}")
         page.leave()
 
 

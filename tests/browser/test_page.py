@@ -242,7 +242,7 @@ def test_a_view_opened_while_the_service_is_stopped_says_so_and_is_shown_once_it
     with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
         if recovers == "on request":
             page.click("main [role=alert] button")
-        page.wait_until(lambda: page.text("h1") == "Keys and budgets")
+        assert page.wait_until(lambda: page.text("h1") == "Keys and budgets")
         page.leave()
 
 
@@ -260,7 +260,7 @@ def test_an_event_while_a_view_is_loaded_is_not_lost(page: Page) -> None:
         page.wait_until(lambda: page.run("return window.timersRun"))
         page.release_answers()
         page.wait_until(lambda: page.text("h1") == "Sessions")
-        page.wait_until(lambda: page.text("[data-figure=total]") == "2 sessions")
+        assert page.wait_until(lambda: page.text("[data-figure=total]") == "2 sessions")
         page.leave()
 
 
