@@ -21,6 +21,7 @@ from holdfast.clock import ManualClock
 from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import MessageAppended, SessionStarted
+from holdfast.events.records import KeyRow
 from holdfast.ledger.analytics.queries import format_session_titles
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
@@ -110,6 +111,29 @@ def test_pages_together_have_every_session_once_in_order(client: Client, sort: s
 )
 def test_each_filter_finds_the_session_it_describes(client: Client, query: dict[str, str]) -> None:
     assert list_ids(client, **query) == ["claude"]
+
+
+def test_a_key_is_found_by_its_name_too_unless_several_have_it() -> None:
+    store = MemoryStore()
+    forwarded = (GatewayForwarded("new", 1.0, "key9"), GatewayForwarded("new", 1.0, "key8"))
+    for number, payload in enumerate(forwarded):
+        session = f"s{number}"
+        started = event(2 * number, session, SessionStarted("openai:gpt-6"))
+        store.append([started, event(2 * number + 1, session, payload)]).result(10)
+    store.records.add_key(KeyRow("key9", "digest", "gateway", 0.0, "ci runner"))
+    for number in range(2):
+        store.records.add_key(KeyRow(f"key{number}", "digest", "gateway", 0.0, "twice"))
+    with serve_store(store) as client:
+        admin = client.key("admin")
+
+        def ask(key: str) -> Any:
+            return client.request("GET", f"/api/sessions?{urlencode({'key': key})}", key=admin)
+
+        assert [row["id"] for row in ask("ci runner").json["sessions"]] == ["s0"]
+        assert [row["id"] for row in ask("key8").json["sessions"]] == ["s1"], "a key that is not stored any more"
+        assert ask("nobody").json["total"] == 0
+        assert (ask("twice").status, ask("twice").code) == (400, "invalid_key")
+        assert "2 keys are named 'twice'; filter by the id of one" in ask("twice").json["error"]["message"]
 
 
 def test_a_verdict_filters_the_sessions_that_lost_by_it(client: Client) -> None:

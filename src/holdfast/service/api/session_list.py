@@ -37,7 +37,10 @@ _decode_position = msgspec.json.Decoder(SessionPosition).decode
 
 
 class SessionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
-    """`search`, `client` and `model` match parts of a text. `after` is the `next` of the page before."""
+    """`search`, `client` and `model` match parts of a text; `key` is an id or a name of a key.
+
+    `after` is the `next` of the page before.
+    """
 
     search: SearchText | None = None
     client: SearchText | None = None
@@ -102,6 +105,7 @@ def find_page(context: AppContext, request: SessionsRequest) -> SessionList:
     filter_ = copy_fields(
         SessionFilter,
         request,
+        key=None if request.key is None else _find_key_id(context, request.key),
         since=None if request.start is None else parse_time(request.start),
         until=None if request.end is None else parse_time(request.end),
         simulated=context.simulated,
@@ -119,6 +123,15 @@ def find_page(context: AppContext, request: SessionsRequest) -> SessionList:
         len(page) if after is None and len(found) == len(page) else queries.count_matches(filter_),
         _encode_cursor(page[-1].position) if len(found) > len(page) else None,
     )
+
+
+def _find_key_id(context: AppContext, key: str) -> str:
+    """The id of the key with this id or name; a key that is not stored has its id only."""
+    keys = context.records.all_keys()
+    named = () if any(row.id == key for row in keys) else tuple(row.id for row in keys if row.name == key)
+    if len(named) > 1:
+        raise ApiError(400, "invalid_key", f"{len(named)} keys are named {key[:80]!r}; filter by the id of one")
+    return named[0] if named else key
 
 
 def make_list_row(session: ListedSession, title: str) -> SessionListRow:

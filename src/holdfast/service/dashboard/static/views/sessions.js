@@ -10,7 +10,7 @@ export const title = "Sessions";
 const LIMIT = 50;
 const TEXT_CHARACTERS_MAX = 200;
 const TEXTS = [["search", "Search", "Part of a name, first words, client, model or id"], ["client", "Client", "Part of the client's name"],
-  ["model", "Model", "Part of the model's name"], ["key", "Key", "Id of a gateway key; the field offers those of the sessions below, by name"], ["team", "Team", "Name of the team"]];
+  ["model", "Model", "Part of the model's name"], ["key", "Key", "Name or id of a gateway key; the field offers those of the sessions below"], ["team", "Team", "Name of the team"]];
 const DATES = [["from", "Active since"], ["to", "Started before"]];
 /** Orders that are offered beside the columns' headings, which a narrow screen does not show. */
 const ORDERS = [["activity true", "Newest activity"], ["started true", "Newest start"], ["lost true", "Most lost"], ["spent true", "Most spent"], ["read_share false", "Lowest read share"], ["calls true", "Most calls"]];
