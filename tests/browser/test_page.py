@@ -35,6 +35,7 @@ VIEWS = (
     "agent",
     "try",
 )
+RUN_TIMERS_EARLY = "const set = setTimeout; setTimeout = (run, ms) => set(run, ms > 1000 ? 0 : ms)"
 SIZES = (
     "return performance.getEntriesByType('resource').filter(e => e.name.includes('/dashboard/'))"
     ".map(e => [e.encodedBodySize, e.decodedBodySize])"
@@ -276,6 +277,19 @@ def test_a_view_that_is_left_is_marked_as_busy_until_the_next_one_is_loaded(page
     page.release_answers()
     page.wait_until(lambda: page.text("h1") == "Calls")
     assert not page.elements("main[aria-busy]")
+
+
+def test_a_service_that_takes_seconds_to_answer_is_said_to(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("cost", heading="Cost")
+    page.wait_until(lambda: page.text("#connection") == "live")
+    page.run(RUN_TIMERS_EARLY)
+    page.hold_answers("/analytics/reliability")
+    page.run("location.hash = '#/calls'")
+    page.wait_until(lambda: page.text("#connection") == "waiting for the service …")
+    page.release_answers()
+    page.wait_until(lambda: page.text("h1") == "Calls")
+    assert page.text("#connection") == "live"
 
 
 def test_everything_can_be_reached_by_keyboard(page: Page, sample_service: Client) -> None:

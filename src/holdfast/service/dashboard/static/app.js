@@ -22,6 +22,8 @@ const VIEWS = [
 ];
 
 const RESIZED_MS = 200;
+/** How long a view may load before the page says that it waits. */
+const SLOW_MS = 4000;
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -29,6 +31,9 @@ const leave = document.getElementById("leave");
 let current = { view: null, instance: null };
 let stopListening = null;
 let navigation = 0;
+let connected = null;
+let slow;
+let isSlow = false;
 /** The views whose script could not be loaded. */
 const unloadable = new Set();
 
@@ -85,6 +90,10 @@ async function show() {
     return;
   }
   main.setAttribute("aria-busy", "true");
+  slow = setTimeout(() => {
+    isSlow = true;
+    drawConnection();
+  }, SLOW_MS);
   try {
     const [module, visitor] = await loadView(view);
     // Another navigation started while this one was loading.
@@ -95,7 +104,7 @@ async function show() {
     const instance = await module.show(place, { rest, query, visitor });
     if (ownNavigation !== navigation) return instance?.close?.();
     current.instance = instance;
-    main.removeAttribute("aria-busy");
+    stopWaiting();
     replaceView(place);
     if (top !== undefined || !isSameView) window.scrollTo(0, top ?? 0);
     instance?.attached?.();
@@ -109,7 +118,14 @@ async function show() {
 function closeView(next = null) {
   current.instance?.close?.();
   current = { view: next, instance: null, missed: new Set() };
+  stopWaiting();
+}
+
+function stopWaiting() {
   main.removeAttribute("aria-busy");
+  clearTimeout(slow);
+  isSlow = false;
+  drawConnection();
 }
 
 /** The script of a view, and who visits it. The service's error comes first, whichever of both failed first. */
@@ -139,9 +155,20 @@ function onSignedIn(visitor) {
   stopListening ??= listen(refresh, showConnection, showError);
 }
 
+const CONNECTIONS = { live: "live", lost: "connection lost, retrying", slow: "waiting for the service …" };
+
 function showConnection(state) {
-  connection.dataset.state = state;
-  connection.textContent = state === "live" ? "live" : "connection lost, retrying";
+  connected = state;
+  drawConnection();
+}
+
+function drawConnection() {
+  const state = connected === "live" && isSlow ? "slow" : connected;
+  const text = CONNECTIONS[state] ?? "";
+  // Screen readers announce what is set, even if it is what was there.
+  if (connection.textContent !== text) connection.textContent = text;
+  if (state) connection.dataset.state = state;
+  else delete connection.dataset.state;
 }
 
 let refreshing = false;
@@ -177,8 +204,7 @@ function showError(error) {
   if (error.status === 401) {
     stopListening?.();
     stopListening = null;
-    connection.textContent = "";
-    delete connection.dataset.state;
+    showConnection(null);
     leave.hidden = true;
     document.title = "Sign in · Holdfast";
     fill(main, signInForm(error));
