@@ -54,11 +54,17 @@ def test_the_table_lists_the_codes_that_the_commands_return() -> None:
         (("serve", "--port", "0", "--alert-webhook", "nonsense"), 2),
         (("serve", "--workers", "2", "--simulate"), 2),
         (("config", "--workspace", "no-such-folder"), 2),
+        (("connect", "claude-code", "--key", "a key"), 2),
+        (("instructions", "coverage", "--url", "ftp://x"), 2),
+        (("gateway", "try", "body.json", "--volatile", "x"), 2),
+        (("gateway", "try", "body.json", "--volatile", "x=["), 2),
+        (("gateway", "try", "body.json", "--speaks", "gemini"), 2),
         (("mcp", "--db", "no-such-store.db"), 1),
         (("learned", "--db", "no-such-store.db"), 1),
     ],
 )
 def test_command_returns_the_documented_code(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    (tmp_path / "body.json").write_text('{"contents": []}')
     done = run_in_process(*arguments, cwd=tmp_path, HOLDFAST_HOME=str(tmp_path / "home"))
     assert done.returncode == code, done.stderr
 

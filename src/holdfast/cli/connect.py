@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from holdfast.cli.format import format_count, format_file_change, format_usd, print_json, replace_unprintable
-from holdfast.cli.options import convert_to_option_error, json_option
+from holdfast.cli.options import OptionValueError, convert_to_option_error, json_option
 from holdfast.errors import UserError
 from holdfast.redaction import REDACTION_MASK, redact_secrets
 
@@ -147,7 +147,7 @@ def command(
 
 def _check_key(key: str | None) -> str | None:
     if key is not None and not (key and all("!" <= char <= "~" and char not in "\"'`\\" for char in key)):
-        raise UserError("the key has characters that no key has; `holdfast keys create` prints one")
+        raise OptionValueError("the key has characters that no key has; `holdfast keys create` prints one")
     return key
 
 

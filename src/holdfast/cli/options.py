@@ -67,6 +67,13 @@ def parse_expiry(expires: str, now: float) -> float:
         raise OptionValueError(message) from error
 
 
+def split_pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise OptionValueError(f"{option} {text[:80]!a} is not NAME=VALUE")
+    return name, value
+
+
 def _parse_duration(text: str) -> int | None:
     """The seconds in `7d`, `12h` or `2w`; None for any other text."""
     count, unit = text[:-1], text[-1:]

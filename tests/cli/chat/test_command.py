@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.skill_folders import write_skill
 
+from holdfast import SimulatedProvider, run_sync
 from holdfast.cli.chat.command import ChatOptions, format_resume_command
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
@@ -136,6 +137,14 @@ def test_a_simulated_session_is_not_continued_for_real_money(tmp_path: Path) -> 
     (session_id,) = session_ids()
     result = chat(tmp_path, "--resume", session_id, input="hi\n")
     assert f"session {session_id} was simulated; add --simulate" in result.stderr
+
+
+def test_a_session_that_works_in_no_folder_is_not_continued_in_a_chat(tmp_path: Path) -> None:
+    run_sync("Hello.", transport=SimulatedProvider())
+    (session_id,) = session_ids()
+    result = chat_offline(tmp_path, "hi", words=("--resume", session_id))
+    assert f"session {session_id} works in no folder" in result.stderr
+    assert "Session.resume" in result.stderr
 
 
 def test_resume_without_a_session_says_so(tmp_path: Path) -> None:

@@ -165,8 +165,12 @@ def load_stored_chat(flags: ChatOptions, log: EventLog) -> SessionState | None:
 def resolve_chat_workspace(flags: ChatOptions, stored: SessionState | None) -> Path:
     """The folder to work in; a stored session keeps its own."""
     requested = flags.folder or Path.cwd()
-    if stored is None or stored.workspace_path is None:
+    if stored is None:
         return requested
+    if stored.workspace_path is None:
+        raise UserError(
+            f"session {stored.session_id} works in no folder, and a chat does; `holdfast.Session.resume` continues it"
+        )
     stored_path = Path(stored.workspace_path)
     if flags.folder is not None and requested.resolve() != stored_path:
         raise UserError(

@@ -14,7 +14,7 @@ from holdfast.cli.open_store import (
     resolve_session_id,
     resolve_store_address,
 )
-from holdfast.cli.options import db_option, json_option, parse_time_option
+from holdfast.cli.options import convert_to_option_error, db_option, json_option, parse_time_option, split_pair
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, UserError
 from holdfast.ledger.requests.format import strip_control_characters
@@ -255,10 +255,14 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
     except ImportError as error:
         raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
+    if speaks == "gemini" and not path:
+        raise click.UsageError("--speaks gemini needs --path, such as /v1beta/models/NAME:generateContent")
+    with convert_to_option_error():
+        rules = tuple(VolatileRule(*split_pair(option, "--volatile")) for option in volatile)
+        extractor = VolatileExtractor((DATE_RULE, *rules))
     body = _read(Path(file))
     _check_request(file, body)
-    rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
-    rewriter = ConversationRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
+    rewriter = ConversationRewriter(load_configured_models(), extractor)
     try:
         improved = rewriter.analyze(speaks, body, path=path, account="", at=system_clock())
     except HoldfastError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.open_store import resolve_store_address
+from holdfast.cli.options import convert_to_option_error
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -97,7 +98,9 @@ def open_library_or_service(
 
     with explain_missing_package():
         from holdfast.runtime.instructions.service_library import ServiceLibrary
-    return ServiceLibrary(check_service_address(url), key=find_service_key(url))
+    with convert_to_option_error():
+        address = check_service_address(url)
+    return ServiceLibrary(address, key=find_service_key(url))
 
 
 def find_service_key(url: str) -> str:

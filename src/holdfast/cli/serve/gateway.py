@@ -17,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.open_store import resolve_store_address
-from holdfast.cli.options import OptionValueError, convert_to_option_error
+from holdfast.cli.options import OptionValueError, convert_to_option_error, split_pair
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
 from holdfast.engine.cache.shared_plans import SharedPlans
@@ -102,10 +102,10 @@ class GatewayMount(ProviderMount):
 @contextmanager
 def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
-    pairs = [_pair(option, "--upstream") for option in upstreams]
+    pairs = [split_pair(option, "--upstream") for option in upstreams]
     with convert_to_option_error():
         flags = {name: parse_upstream_option(text, source=f"--upstream {name[:40]}") for name, text in pairs}
-        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
+        rules = (DATE_RULE, *(VolatileRule(*split_pair(option, "--volatile")) for option in options.volatile))
         extractor = VolatileExtractor(rules)
     if options.simulate and flags:
         raise OptionValueError("--simulate replaces the upstreams of all providers; leave out --upstream")
@@ -256,13 +256,6 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name in own_paths:
             raise UserError(f"upstream {name[:40]!a} would hide the service's own path /{name}; give it another name")
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise OptionValueError(f"{option} {text[:80]!a} is not NAME=VALUE")
-    return name, value
 
 
 def _check_without_improve(options: GatewayOptions) -> None:
