@@ -64,6 +64,7 @@ def test_recorded_session_is_shown(machine: Machine, gateway: ServedGateway, cli
     assert f"session {session}, {model}: 1 call" in result.output
     assert "call 1: " in result.output
     assert f"more in the dashboard: {gateway.url}/#/session/{session}" in result.output
+    assert [row.client for row in gateway.store.sessions()] == ["holdfast-connect"]
     document = json.loads(check(machine, gateway, client, "--json").stdout)
     assert (document["sent_by"], document["problem"], document["model"]) == ("request", None, model)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from holdfast import __version__
 from holdfast.cli.format import format_count, format_file_change, format_usd, print_json, replace_unprintable
 from holdfast.cli.options import OptionValueError, convert_to_option_error, json_option
 from holdfast.errors import UserError
@@ -291,7 +292,7 @@ def _request(
     import urllib.error
     import urllib.request
 
-    sent = {"content-type": "application/json", **(headers or {})}
+    sent = {"content-type": "application/json", "user-agent": f"holdfast-connect/{__version__}", **(headers or {})}
     request = urllib.request.Request(url, msgspec.json.encode(body) if body is not None else None, sent)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
