@@ -13,6 +13,8 @@ from holdfast.cli.options import db_option, json_option
 from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.recovery.recipes import RECIPES, RecoveryRecipe, select_rules
+from holdfast.recovery.scenarios import FailureScenario, StepName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from holdfast.engine.recovery.transcript_repair import StoredConversation
     from holdfast.events.log import EventLog
     from holdfast.recovery.attempts import Incident, Incidents
-    from holdfast.recovery.recipes import RecoveryRecipe
-    from holdfast.recovery.scenarios import FailureScenario, StepName
 
 COMMAND_OUTPUT_CHARS_MAX = 200
 
@@ -95,7 +95,6 @@ def run_recipe(
     from holdfast.engine.recovery.context_steps import context_recovery_steps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
     from holdfast.engine.recovery.transcript_repair import RepairSteps
-    from holdfast.recovery.recipes import RECIPES, select_rules
     from holdfast.runtime.recovery import find_scenario
 
     failure = find_scenario(scenario)
@@ -161,8 +160,7 @@ def _confirm_changes(plan: "PlannedRecovery", session_id: str) -> None:
         raise UserError("nothing was changed; pass --yes to run it without being asked")
 
 
-def _describe_change(name: "StepName") -> str:
-    from holdfast.recovery.scenarios import StepName
+def _describe_change(name: StepName) -> str:
 
     nothing, compacted = "change nothing, and report", "replace old messages of the view by a summary"
     changes = {
@@ -203,7 +201,6 @@ def _large_prompt_steps(log: "EventLog", stored: "StoredConversation") -> "StepF
     from holdfast.compaction.models import CompactionConfig
     from holdfast.engine.compaction.compact import NoCompaction, compaction_outlook, propose_compaction
     from holdfast.engine.recovery.runner import StepContext
-    from holdfast.recovery.scenarios import StepName
 
     async def tidy(context: StepContext) -> str:
         snapshot = load_compaction_snapshot(log, stored.state.session_id)
@@ -226,12 +223,11 @@ def _large_prompt_steps(log: "EventLog", stored: "StoredConversation") -> "StepF
     return {StepName.DeterministicTidy: tidy, StepName.Checkpoint: tidy, StepName.ConfirmCost: confirm}
 
 
-def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
+def _without_request_steps(recipe: RecoveryRecipe) -> RecoveryRecipe:
     """The recipe without the steps that act on a rejected request: here the next message makes that request.
 
     A live session tries the ways to shorten its view one after another; here only the checkpoint remains.
     """
-    from holdfast.recovery.scenarios import StepName
 
     left_out = (
         *(StepName.RetryRequest, StepName.DropDeepestMarker, StepName.DropOldThinking),
@@ -241,7 +237,7 @@ def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
     return msgspec.structs.replace(recipe, steps=steps)
 
 
-def _newest(incidents: "Incidents", scenario: "FailureScenario") -> str:
+def _newest(incidents: "Incidents", scenario: FailureScenario) -> str:
     """The key of the scenario's newest open incident; the scenario's own name if there is none."""
     keys = (
         key for key, incident in incidents.items() if incident.scenario == scenario and incident.state != "succeeded"
@@ -293,7 +289,6 @@ def _command(line: str) -> "StepFunction":
 
 
 def _show_recipes(*, as_json: bool) -> None:
-    from holdfast.recovery.recipes import RECIPES
 
     if as_json:
         print_json(list(RECIPES.values()))
@@ -345,7 +340,6 @@ def _incident_row(session_id: str, incident: "Incident") -> tuple[str, ...]:
 
 def _recipe_steps(scenario: str) -> tuple[str, ...]:
     """The recipe's steps, for an incident never attempted; none for a scenario that this version does not know."""
-    from holdfast.recovery.recipes import RECIPES
 
     return next(
         (tuple(step.name.value for step in recipe.steps) for recipe in RECIPES.values() if recipe.scenario == scenario),
