@@ -78,6 +78,9 @@ class GatewayPlayer:
     """A gateway with `--improve`: recorded requests as bytes, and breakpoints as found in the rewritten bytes."""
 
     name = "via-gateway"
+    # Of the last call, set when it is planned.
+    _analysis: RequestAnalysis
+    _ping: GatewayPing
 
     def __init__(self, setting: ReplaySetting) -> None:
         model = _at_newest_price(setting)
@@ -88,10 +91,8 @@ class GatewayPlayer:
         self._provider = model.provider
         self._head = self.adapter.request_head(parameters)
         self._rewriter = ConversationRewriter({model.id: model})
-        self._analysis: RequestAnalysis | None = None
         self._received = self._response = b""
         self._used_at = 0.0
-        self._ping: GatewayPing | None = None
         self._calls: Iterator[RecordedCall] = iter(())
         self.sent_blocks: Sequence[EncodedBlock] = ()
 
@@ -113,29 +114,27 @@ class GatewayPlayer:
         return sent.plan.breakpoints
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
-        assert self._analysis is not None
         reply, self._used_at = next(self._calls).reply, moment.at
         self._response = _encode_response(self.adapter, usage, reply)
         self._rewriter.record_response(self._analysis.call, self._response)
 
     def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         """As `gateway/keep_alive.py` sends them, without its daily limit."""
-        assert self._analysis is not None
         due = self._rewriter.plan_ping(self._analysis, self._response)
         if due is None:
             return None
         sent = self._analysis.body or self._received
-        self._ping = self._rewriter.encode_ping(self._analysis, due, sent=sent, response=self._response)
-        return Ping(due.at - self._used_at, due.ttl, due.reason) if self._ping is not None else None
+        ping = self._rewriter.encode_ping(self._analysis, due, sent=sent, response=self._response)
+        if ping is None:
+            return None
+        self._ping = ping
+        return Ping(due.at - self._used_at, due.ttl, due.reason)
 
     def encode_ping(self) -> EncodedPing:
-        assert self._ping is not None
         sent = anthropic.decode_request(self._ping.body)
         return EncodedPing(_encode_blocks(self.adapter, sent), sent.plan.breakpoints, self._ping.block_count)
 
     def record_ping(self, ping: PingResult) -> None:
-        assert self._analysis is not None
-        assert self._ping is not None
         self._used_at = ping.at
         response = _encode_response(self.adapter, ping.usage, None)
         self._rewriter.record_ping(self._analysis.call, self._ping, response, ping.at)
@@ -145,6 +144,7 @@ class WrapPlayer(GatewayPlayer):
     """A wrapped client of Anthropic's SDK, whose transport answers with the recorded replies."""
 
     name = "via-wrap"
+    _exchange: Exchange
 
     def __init__(self, setting: ReplaySetting) -> None:
         super().__init__(setting)
@@ -161,7 +161,6 @@ class WrapPlayer(GatewayPlayer):
         assert observer is not None
         self._observer, self._rewriter = observer, observer.rewriter
         self.recorder = observer.recorder
-        self._exchange: Exchange | None = None
         # Read to its end once the usage is known.
         self._stream: Iterator[object] = iter(())
 
@@ -171,6 +170,7 @@ class WrapPlayer(GatewayPlayer):
         request = msgspec.json.decode(moment.buffer.render(self._head))
         self._stream = iter(self._client.messages.create(**request, stream=True))
         (call,) = self._observer.open_calls
+        assert call.analysis is not None
         self._analysis, self._exchange = call.analysis, call.exchange
         wire = anthropic.decode_request(self._received)
         self.sent_blocks = _encode_blocks(self.adapter, wire)
@@ -187,8 +187,6 @@ class WrapPlayer(GatewayPlayer):
 
     def record_ping(self, ping: PingResult) -> None:
         super().record_ping(ping)
-        assert self._exchange is not None
-        assert self._ping is not None
         response = _encode_response(self.adapter, ping.usage, None)
         self._observer.watcher.on_ping(self._exchange, self._ping, response, ping.at)
         self.recorder.wait_until_recorded()
@@ -220,6 +218,7 @@ class SessionPlayer:
     """
 
     name = "via-session"
+    _recording: Recording
 
     def __init__(self, setting: ReplaySetting) -> None:
         self._model = _at_newest_price(setting)
@@ -227,7 +226,6 @@ class SessionPlayer:
         self.path, self.sent_body = "", b""
         self._learned: LearnedParameters = NOTHING_LEARNED
         self._conversation: Conversation | None = None
-        self._recording: Recording | None = None
         self._next_call = 0
         self._now = 0.0
         self.sent_blocks: Sequence[EncodedBlock] = ()
@@ -238,7 +236,6 @@ class SessionPlayer:
         self._recording, self._conversation, self._next_call = recording, None, 0
 
     def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
-        assert self._recording is not None
         self._now = moment.at
         if self._conversation is None:
             self._conversation = self._start_session(self._recording, moment)
@@ -264,7 +261,6 @@ class SessionPlayer:
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         assert self._conversation is not None
-        assert self._recording is not None
         call = self._recording.calls[self._next_call]
         self._next_call += 1
         content = call.reply.content if call.reply is not None else ()
