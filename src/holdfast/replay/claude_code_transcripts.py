@@ -194,7 +194,7 @@ class _ConversationFile:
             conversation.compact()
         elif by_user:
             conversation.go_back_to(line.parent_uuid)
-        conversation.add_input(_timestamp_of(line), by_user=by_user, entry=entry)
+        conversation.add_input(read_timestamp(line.timestamp), by_user=by_user, entry=entry)
         for block in _list_blocks(message.content):
             if block.type == "tool_result":
                 conversation.add_result_size(block.tool_use_id, measure_content(block.content))
@@ -217,7 +217,7 @@ class _ConversationFile:
             self._call_id(line, message),
             "anthropic:" + message.model.removesuffix(LONG_CONTEXT_SUFFIX),
             usage,
-            _timestamp_of(line),
+            read_timestamp(line.timestamp),
             thinking_tokens=clamp_token_count(details.thinking_tokens if details else 0),
             blocks=blocks,
         )
@@ -288,6 +288,9 @@ def _read_usage(reported: UsageCounters) -> Usage:
     )
 
 
-def _timestamp_of(line: _Record) -> float | None:
-    seconds = parse_timestamp(line.timestamp) if isinstance(line.timestamp, str) else None
+def read_timestamp(timestamp: str | float | None) -> float | None:
+    return check_timestamp(parse_timestamp(timestamp)) if isinstance(timestamp, str) else None
+
+
+def check_timestamp(seconds: float | None) -> float | None:
     return seconds if seconds is not None and 0 <= seconds < TIMESTAMP_MAX else None

@@ -13,10 +13,16 @@ from pathlib import Path
 import msgspec
 
 from holdfast.replay import claude_code_transcripts
-from holdfast.replay.claude_code_transcripts import DAMAGED, TIMESTAMP_MAX, decode_lines, measure_content
+from holdfast.replay.claude_code_transcripts import (
+    DAMAGED,
+    check_timestamp,
+    decode_lines,
+    measure_content,
+    read_timestamp,
+)
 from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
-from holdfast.replay.trace_files import iterate_lines, parse_timestamp
+from holdfast.replay.trace_files import iterate_lines
 from holdfast.types.blocks import replace_surrogates
 from holdfast.types.usage import Usage, clamp_token_count
 
@@ -74,14 +80,8 @@ def _guard(file: Path, items: Read) -> Read:
         yield BrokenLine(name, 0, f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}")
 
 
-def _seconds(timestamp: str | None) -> float | None:
-    seconds = parse_timestamp(timestamp)
-    return seconds if seconds is not None and 0 <= seconds < TIMESTAMP_MAX else None
-
-
 def _seconds_of_ms(milliseconds: float | None) -> float | None:
-    seconds = milliseconds / 1_000 if milliseconds is not None else None
-    return seconds if seconds is not None and 0 <= seconds < TIMESTAMP_MAX else None
+    return check_timestamp(milliseconds / 1_000) if milliseconds is not None else None
 
 
 def _name_model(provider: str, model: str) -> str:
@@ -160,9 +160,8 @@ class _CodexSession:
         self._reply_bytes = 0
         self._unknown = unknown
 
-    def enter(self, line: object) -> None:
-        assert isinstance(line, _CodexLine)
-        payload, at = line.payload, _seconds(line.timestamp)
+    def enter(self, line: _CodexLine) -> None:
+        payload, at = line.payload, read_timestamp(line.timestamp)
         match line.type:
             case "session_meta":
                 self.id = self._root = payload.id or self.id
@@ -280,8 +279,7 @@ class _GeminiSession:
         self._seen: set[str] = set()
         self._unknown = unknown
 
-    def enter(self, line: object) -> None:
-        assert isinstance(line, _GeminiLine)
+    def enter(self, line: _GeminiLine) -> None:
         self.id = line.session_id or self.id
         if line.rewind_to is not None:
             self.conversation.go_back_to(line.rewind_to)
@@ -293,7 +291,7 @@ class _GeminiSession:
             self._enter_message(message)
 
     def _enter_message(self, message: _GeminiMessage) -> None:
-        at, is_new = _seconds(message.timestamp), message.id not in self._seen
+        at, is_new = read_timestamp(message.timestamp), message.id not in self._seen
         if message.type == "gemini" and message.tokens is not None:
             usage = message.tokens.to_usage()
             if usage.tokens_sent:
@@ -503,8 +501,7 @@ class _PiSession:
         self.conversation = ConversationBuilder()
         self._unknown = unknown
 
-    def enter(self, line: object) -> None:
-        assert isinstance(line, _PiLine)
+    def enter(self, line: _PiLine) -> None:
         if line.type == "session":
             self.id, self.project = line.id or self.id, line.cwd or self.project
             return
@@ -517,7 +514,7 @@ class _PiSession:
         self.conversation.remember_record(line.id)
 
     def _enter_message(self, line: _PiLine, message: _PiMessage) -> None:
-        at = _seconds(line.timestamp)
+        at = read_timestamp(line.timestamp)
         if message.role == "assistant":
             self._enter_reply(line, message, at)
         elif message.role == "toolResult":
