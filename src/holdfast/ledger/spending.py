@@ -458,16 +458,13 @@ class SpendingFold:
             self._total.add(sums)
         _add_all(self._causes, conversation.causes)
         _add_all(self._sources, conversation.sources)
-        self._context = [*map(float.__add__, self._context, conversation.context or self._context_zero())]
-        self._resent = [*map(float.__add__, self._resent, conversation.resent or self._context_zero())]
+        self._context = [*map(float.__add__, self._context, conversation.context)]
+        self._resent = [*map(float.__add__, self._resent, conversation.resent)]
         client = conversation.client
         compacted = self._compacted.setdefault(client, [0] * len(COMPACTION_SIZES))
-        self._compacted[client] = [*map(int.__add__, compacted, conversation.compacted or [0] * len(COMPACTION_SIZES))]
+        self._compacted[client] = [*map(int.__add__, compacted, conversation.compacted)]
         self._longer_ttl[client] = self._longer_ttl.get(client, 0) + conversation.longer_ttl
         self._plan_savings[client] = self._plan_savings.get(client, 0) + spent - conversation.planned
-
-    def _context_zero(self) -> list[float]:
-        return [0.0] * len(REREAD_STEPS)
 
     def build(self) -> Spending:
         sessions = [session.row() for session in self._sessions.values()]

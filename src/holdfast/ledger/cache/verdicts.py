@@ -256,7 +256,7 @@ def judge_call(
     prefix = _find_readable_prefix(cached, earlier, request, row)
     judged = _JudgedCall(request, usage, row, cached=cached, prefix=prefix)
     expected, verdict = judged.expected_tokens, judged.find_verdict()
-    drop_tokens = max(0, (cached.tokens if cached is not None else 0) - usage.cache_read)
+    drop_tokens = max(0, cached.tokens - usage.cache_read) if cached is not None else 0
     usage_evidence: UsageEvidence = "nothing cached" if not expected else "partly read"
     if verdict.kind == "held":
         usage_evidence, expected = "read", min(expected, usage.cache_read)
@@ -275,7 +275,7 @@ def judge_call(
         # The cached prefix was longer than the whole prompt: at least the difference was not sent.
         unsent_tokens=max(0, expected - usage.tokens_sent),
         drop_tokens=drop_tokens,
-        drop_class=_classify_drop(cached, request, usage, row) if drop_tokens else None,
+        drop_class=_classify_drop(cached, request, usage, row) if cached is not None and drop_tokens else None,
     )
 
 
@@ -491,15 +491,11 @@ def find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row: 
     return Verdict(kind, component=name, first_lost_section=sections[rank], detail=detail)
 
 
-def _classify_drop(
-    cached: CachedPrefix | None, request: PreparedRequest, usage: Usage, row: Model
-) -> BreakClass | None:
+def _classify_drop(cached: CachedPrefix, request: PreparedRequest, usage: Usage, row: Model) -> BreakClass | None:
     """How the seed's counters class a call that read less than the call before left in the cache.
 
     They know nothing of earlier entries and missing breakpoints, so that the same history gives the same counts.
     """
-    if cached is None:
-        return None
     parameter = find_changed_parameter(cached, request, row)
     # The seed does not know that thinking is dropped.
     if request.planned_change is not None or (parameter is not None and parameter.component != OLD_THINKING):
