@@ -18,9 +18,11 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
+from holdfast.events.records import BudgetCharge
 from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.recording.restore import iterate_spending, restore_plans
 from holdfast.ledger.calls import iter_calls
+from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.server_thread import serve_provider
@@ -96,7 +98,14 @@ def pings(gateway: ServedGateway) -> list[CachePinged]:
 class IdleChat:
     """A conversation through a gateway with keep-alive; its pauses take no real time, and pings are sent in them."""
 
-    def __init__(self, *, usd: str = "1", upgrades: bool = True, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        usd: str = "1",
+        upgrades: bool = True,
+        store: MemoryStore | None = None,
+        grants: dict[str, KeyLimits] | None = None,
+    ) -> None:
         row = shipped_models()[SONNET]
         rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades)
         models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
@@ -105,8 +114,9 @@ class IdleChat:
         self.stack = ExitStack()
         self.url = self.stack.enter_context(serve_provider(self.provider))
         self.gateway = self.stack.enter_context(
-            serve_gateway(self.url, store=store, improve=True, keep_alive_usd=usd, clock=self.clock)
+            serve_gateway(self.url, store=store, improve=True, keep_alive_usd=usd, clock=self.clock, grants=grants)
         )
+        self.headers: dict[str, str] | None = None
         self.texts: list[str] = []
         self.ping_count = 0
 
@@ -119,7 +129,7 @@ class IdleChat:
     def say(self, text: str, *, repeated: str | None = None, pause: float = 10) -> dict[str, Any]:
         """Ask, and then wait; `repeated` replaces the reply in later requests."""
         self.texts.append(text)
-        reply = ask(self.gateway, body(*self.texts))
+        reply = ask(self.gateway, body(*self.texts), self.headers)
         self.texts.append(reply["content"][0]["text"] if repeated is None else repeated)
         self.wait(pause)
         usage: dict[str, Any] = reply["usage"]
@@ -150,6 +160,27 @@ def test_a_conversation_with_long_pauses_is_kept_alive_and_the_cost_is_recorded(
     assert later["cache_creation_input_tokens"] < 100
     assert sum(entry.calls for entry in spending) == 5
     assert [entry.dollars for entry in spending if not entry.calls] == [float(ping.cost_usd) for ping in ping_requests]
+
+
+@pytest.mark.parametrize("is_spent", [False, True])
+def test_a_ping_is_reserved_in_the_budget_of_its_key_and_not_sent_once_that_is_spent(is_spent: bool) -> None:
+    made = make_key("gateway", at=0.0, random_bytes=lambda size: bytes(size), name="team")
+    with IdleChat(grants={"*": KeyLimits(budget_usd_a_day=5.0)}) as chat:
+        records, day = chat.gateway.service.records, "1970-01-12"
+        records.add_key(made.row)
+        chat.headers = {"x-holdfast-key": made.key, "x-api-key": "any"}
+        for number, pause in enumerate((10, 10, 4000, 10)):
+            chat.say(f"question {number}", pause=pause)
+        earlier = chat.ping_count
+        if is_spent:
+            records.settle_budget(BudgetCharge("another", made.row.id, day, 5 * 10**12, chat.clock()))
+        chat.wait(4000)
+        costs = [ping.cost_usd for ping in pings(chat.gateway)]
+        calls = [entry.dollars for entry in iterate_spending(chat.gateway.store) if entry.calls]
+        row = records.get_budget_day(made.row.id, day)
+    assert (chat.ping_count > earlier) is not is_spent
+    assert row.reserved == 0
+    assert row.spent == pytest.approx((float(sum(costs)) + sum(calls) + 5 * is_spent) * 10**12, abs=1_000)
 
 
 def test_an_upgrade_ping_holds_the_reply_as_the_client_repeats_it() -> None:

@@ -146,6 +146,7 @@ def serve_gateway(
             usd_a_day_max=Decimal(keep_alive_usd),
             on_ping=observer.on_ping,
             leases=leases,
+            budgets=budgets,
         )
     routes = RouteTable(make_simulated_upstreams(upstream_url, upstreams or {}))
     gateway = Gateway(

@@ -183,6 +183,10 @@ class Exchange:
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
         self._response = BoundedBuffer()
 
+    def make_ping_id(self, at: float) -> str:
+        """Of the charge of a ping that repeats this exchange."""
+        return f"{self.id}.ping.{at}"
+
     @property
     def is_recorded(self) -> bool:
         """Requests that only read, such as a list of models, cost nothing; what a batch cost is in its results."""

@@ -5,9 +5,10 @@ from decimal import Decimal
 
 from holdfast.clock import Clock
 from holdfast.engine.leases import ProcessLeases
-from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.exchange import Exchange, GatewayRefusedError
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamPool
 from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.key_limits import KeyBudgets
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.ping_schedule import (
     KEEP_ALIVE_CHECK_SECONDS,
@@ -40,7 +41,7 @@ class ForwardedConversation(IdleConversation):
 
 
 class GatewayKeepAlive:
-    """Sends the pings that the planner expects to pay, until it expects none or the daily limit is spent.
+    """Sends the pings that the planner expects to pay, until it expects none, or the daily limit or a budget is spent.
 
     The request and the client's credential are held in memory only, and only while a ping is planned.
     """
@@ -53,7 +54,9 @@ class GatewayKeepAlive:
         usd_a_day_max: Decimal,
         on_ping: OnPing,
         leases: ProcessLeases | None = None,
+        budgets: KeyBudgets | None = None,
     ) -> None:
+        self._budgets = budgets
         self._schedule = PingSchedule(rewriter, usd_a_day_max=usd_a_day_max, on_ping=on_ping, leases=leases)
         self._clock = clock
         self._connections = UpstreamPool()
@@ -83,6 +86,9 @@ class GatewayKeepAlive:
             ping = await asyncio.to_thread(self._schedule.encode, idle, due, now)
             if ping is None or not isinstance(idle, ForwardedConversation):
                 continue
+            if not await self._reserve(idle.exchange, due.cost_usd, now):
+                self._schedule.drop(idle)
+                continue
             sent += 1
             try:
                 async with asyncio.timeout(PING_SECONDS_MAX):
@@ -93,7 +99,20 @@ class GatewayKeepAlive:
                 self._schedule.complete(idle, ping, response, now)
             else:
                 self._schedule.drop(idle)
+                if status and self._budgets is not None and idle.exchange.caller.key_id is not None:
+                    self._budgets.release(idle.exchange.make_ping_id(now), idle.exchange.caller.key_id, now)
         return sent
+
+    async def _reserve(self, exchange: Exchange, cost_usd: Decimal, now: float) -> bool:
+        """Whether the budget of the key has room for a ping, which the recorder settles like a call."""
+        caller = exchange.caller
+        if self._budgets is None or caller.key_id is None or not caller.has_budget:
+            return True
+        try:
+            await self._budgets.reserve_ping(exchange.make_ping_id(now), caller.key_id, cost_usd)
+        except GatewayRefusedError:
+            return False
+        return True
 
     async def _exchange(self, idle: ForwardedConversation, ping: GatewayPing) -> tuple[int, bytes]:
         return await self._connections.exchange(

@@ -264,11 +264,21 @@ class KeyBudgets:
     async def reserve(self, exchange_id: str, key_id: str, target: Target, request: RequestSize) -> bool:
         """Whether there is a reservation now. Raises GatewayRefusedError if the budget has no room for the call."""
         self._limits.check_model(key_id, target, request)
+        now = self._clock()
+        estimate = functools.partial(estimate_call_usd, target, request, self._models, at=now)
+        return await self._reserve(
+            exchange_id, key_id, functools.partial(estimate, unpriced=self._unpriced_usd_per_mtok), now
+        )
+
+    async def reserve_ping(self, ping_id: str, key_id: str, cost_usd: Decimal) -> None:
+        """Raises GatewayRefusedError if the budget has no room for a ping, whose cost is known."""
+        await self._reserve(ping_id, key_id, lambda usual_output_tokens: float(cost_usd), self._clock())
+
+    async def _reserve(self, id: str, key_id: str, estimate: Callable[..., float], now: float) -> bool:
         if self._limits.get_budgets(key_id) == (None, None):
             return False
-        now = self._clock()
-        attempt = functools.partial(self._try_reserve, exchange_id, key_id, (target, request), now=now)
-        refused = await self._ask_store(attempt, undo=functools.partial(self.release, exchange_id, key_id, now))
+        attempt = functools.partial(self._try_reserve, id, key_id, estimate, now=now)
+        refused = await self._ask_store(attempt, undo=functools.partial(self.release, id, key_id, now))
         if isinstance(refused, GatewayRefusedError):
             raise refused
         return refused is True
@@ -295,21 +305,15 @@ class KeyBudgets:
         self._threads.shutdown(wait=True)
 
     def _try_reserve(
-        self, exchange_id: str, key_id: str, call: tuple[Target, RequestSize], *, now: float
+        self, exchange_id: str, key_id: str, estimate: Callable[..., float], *, now: float
     ) -> GatewayRefusedError | Literal[True]:
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
             self._store.expire_reservations(now - RESERVATION_SECONDS_MAX)
             self._store.delete_settled(now - SETTLED_SECONDS_MAX)
         limit, state = self._find_limit(key_id, now), self._store.get_budget_day(key_id, _day_of(now))
-        estimate = estimate_call_usd(
-            *call,
-            self._models,
-            at=now,
-            usual_output_tokens=state.usual_output_tokens,
-            unpriced=self._unpriced_usd_per_mtok,
-        )
-        charge = BudgetCharge(exchange_id, key_id, _day_of(now), _to_picodollars(estimate), now)
+        dollars = estimate(usual_output_tokens=state.usual_output_tokens)
+        charge = BudgetCharge(exchange_id, key_id, _day_of(now), _to_picodollars(dollars), now)
         if self._store.reserve_budget(charge, limit=limit.today, usual_output_tokens=state.usual_output_tokens):
             return True
         return _refuse_call(limit, self._store.get_budget_day(key_id, _day_of(now)), charge.amount, now)

@@ -168,7 +168,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             watcher=recorder,
             clock=service.clock,
             rewriter=rewriter,
-            keep_alive=_make_keep_alive(service, options, rewriter, recorder=recorder, leases=leases),
+            keep_alive=_make_keep_alive(service, options, rewriter, recorder=recorder, leases=leases, budgets=budgets),
             explicit_caches=_make_explicit_caches(service, config.cache_ttl_seconds, leases),
             budgets=budgets,
             drain=options.drain,
@@ -187,12 +187,18 @@ def _make_keep_alive(
     *,
     recorder: RecorderProcess,
     leases: ProcessLeases,
+    budgets: KeyBudgets,
 ) -> GatewayKeepAlive | None:
     if options.keep_alive_usd is None:
         return None
     usd_a_day_max = Decimal(str(options.keep_alive_usd))
     return GatewayKeepAlive(
-        rewriter, clock=service.clock, usd_a_day_max=usd_a_day_max, on_ping=recorder.on_ping, leases=leases
+        rewriter,
+        clock=service.clock,
+        usd_a_day_max=usd_a_day_max,
+        on_ping=recorder.on_ping,
+        leases=leases,
+        budgets=budgets,
     )
 
 

@@ -490,7 +490,7 @@ class GatewayRecorder:
             cost = recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
             if active.compared is not None:
                 self._estimator.refresh(active.compared, at)
-            self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
+            self._charge(exchange, exchange.make_ping_id(at), at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> ReplyFingerprint | None:
         active.recorder.record_cache_changes(exchange.closing_changes)
