@@ -212,3 +212,26 @@ def test_commas_in_the_texts_of_a_request_are_no_values(monkeypatch: pytest.Monk
     text = 'Salt, "pepper", ' * 1_000
     body = json.dumps({"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": text}]}).encode()
     assert not decode_exchange_request(get_adapter("anthropic"), make_exchange(body)).request.unreadable
+
+
+@pytest.mark.parametrize(
+    ("models", "is_allowed"),
+    [
+        (["cheap/one", "cheap/two"], True),
+        ([], True),
+        (None, True),
+        (["cheap/one", "large/one"], False),
+        ("large/one", False),
+        ([{"model": "large/one"}], False),
+    ],
+)
+def test_models_that_a_host_may_fall_back_to_have_to_be_allowed_too(models: object, is_allowed: bool) -> None:
+    """OpenRouter takes them from a list, if the model cannot answer."""
+    limits = KeyLimitTable({"*": KeyLimits(models=("cheap/*",))}, {})
+    target = ROUTES.find_target("/openrouter/v1/chat/completions")
+    raw = json.dumps({"model": "cheap/one", "models": models}).encode()
+    if is_allowed:
+        limits.check_model("any", target, RequestSize(len(raw), raw))
+        return
+    with pytest.raises(GatewayRefusedError, match="this key is not for"):
+        limits.check_model("any", target, RequestSize(len(raw), raw))

@@ -78,10 +78,11 @@ IMAGE_TOKENS = 5_000
 """For an image of unknown size: providers scale large ones down to a few thousand tokens."""
 
 _CACHE_ENDS = ("ttl", "expireTime", "expire_time")
-_READ_MEMBERS = ("model", *_OUTPUT_LIMITS, *_CHOICES, *_NESTED_SETTINGS, *_PROMPT_REFERENCES, *_CACHE_ENDS)
+_READ_MEMBERS = ("model", "models", *_OUTPUT_LIMITS, *_CHOICES, *_NESTED_SETTINGS, *_PROMPT_REFERENCES, *_CACHE_ENDS)
 _Members = msgspec.defstruct("_Members", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _READ_MEMBERS], frozen=True)
 _decode_members = msgspec.json.Decoder(_Members).decode
 _decode_name = msgspec.json.Decoder(str).decode
+_decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_time = msgspec.json.Decoder(datetime).decode
 _decode_number = msgspec.json.Decoder(float | str).decode
 
@@ -184,11 +185,12 @@ class KeyLimitTable:
         patterns = self.get_limits(key_id).models
         if not patterns or not target.is_inference:
             return
-        name = find_model_name(target, read_members(request.body))
-        names = (name, target.model_names.get(name, name))
-        if not name or not any(fnmatchcase(model, pattern) for model in names for pattern in patterns):
-            model = f"model {name[:MODEL_CHARS_MAX]!a}" if name else "a request whose model cannot be read"
-            raise GatewayRefusedError(403, f"this key is not for {model}; its models are {', '.join(patterns)}")
+        members = read_members(request.body)
+        for name in (find_model_name(target, members), *_find_fallback_models(members)):
+            names = (name, target.model_names.get(name, name))
+            if not name or not any(fnmatchcase(model, pattern) for model in names for pattern in patterns):
+                model = f"model {name[:MODEL_CHARS_MAX]!a}" if name else "a request whose model cannot be read"
+                raise GatewayRefusedError(403, f"this key is not for {model}; its models are {', '.join(patterns)}")
 
     @property
     def has_budgets(self) -> bool:
@@ -397,6 +399,14 @@ def find_model_name(target: Target, members: Mapping[str, bytes]) -> str:
         # `models/NAME`, or behind the project and place of Vertex.
         named = named.rpartition("models/")[2]
     return named if isinstance(named, str) else ""
+
+
+def _find_fallback_models(members: Mapping[str, bytes]) -> list[str]:
+    """Those that OpenRouter asks if the model cannot answer; an empty name if they cannot be read."""
+    if members.get("models", b"null") == b"null":
+        return []
+    models = decode_or_none(_decode_names, members["models"])
+    return [""] if models is None else models
 
 
 def read_members(body: bytes) -> dict[str, bytes]:
