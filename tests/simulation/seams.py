@@ -38,7 +38,7 @@ from tests.simulation.machine import (
 from holdfast import clock
 from holdfast.cli.serve import gateway as gateway_command
 from holdfast.cli.serve import recorder_process
-from holdfast.gateway import key_limits
+from holdfast.gateway import auth, key_limits
 from holdfast.gateway.recording import spool, spool_recorder, worker_process
 from holdfast.stores.sqlite import file as sqlite_file
 from holdfast.stores.write import queue as write_queue
@@ -244,6 +244,7 @@ def replace_seams(seams: Seams) -> Iterator[None]:
             "gc",
             types.SimpleNamespace(freeze=_ignore, set_threshold=_ignore, get_threshold=lambda: (0,)),
         ),
+        (auth, "ThreadPoolExecutor", functools.partial(SimulatedExecutor, delay=seams.draw_delay)),
         (key_limits, "ThreadPoolExecutor", functools.partial(SimulatedExecutor, delay=seams.draw_delay)),
         (sqlite_file, "connect_sqlite", seams.connect_sqlite),
         (gateway_command, "secrets", types.SimpleNamespace(token_bytes=lambda size: bytes(size))),
