@@ -37,6 +37,7 @@ def test_overview_is_the_first_page_and_agrees_with_cost(page: Page, sample_serv
     page.url = sample_service.url
     page.open("", heading="Overview")
     assert page.text("#views a") == "Overview"
+    assert "Spent today, UTC" in page.texts(".tile .label"), "elsewhere it is another day for hours"
     week = page.run("return document.querySelector('[data-figure=week]').firstChild.textContent")
     saved = page.run("return document.querySelector('[data-figure=saved]').firstChild.textContent")
     data = sample_service.get("/analytics/savings")["data"]

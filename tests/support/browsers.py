@@ -40,9 +40,11 @@ _HOLD_ANSWERS = """
       Object.assign(window, { held: [], timersRun: 0, answersRead: 0 });
       window.setTimeout = (run, ...others) => setTimer(() => { run(); window.timersRun += 1; }, ...others);
       window.fetch = async (url, options) => {
-        const isHeld = window.holding.some((part) => String(url).includes(part));
+        const isHeld = () => window.holding.some((part) => String(url).includes(part));
+        const wasHeld = isHeld();
         const answer = await fetchNow(url, options);
-        if (!isHeld) return answer;
+        // One that comes after the release is not held any more.
+        if (!wasHeld || !isHeld()) return answer;
         const read = answer.json.bind(answer);
         answer.json = () => read().finally(() => setTimer(() => { window.answersRead += 1; }));
         return new Promise((resolve) => window.held.push(() => resolve(answer)));

@@ -70,8 +70,15 @@ history.scrollRestoration = "manual";
 /** Notes how far the entry that is left is scrolled; how far the one that is shown now was, nothing for a new one. */
 function enter() {
   if (entry !== null) scrolled.set(entry, window.scrollY);
-  entry = history.state?.entry ?? crypto.getRandomValues(new Uint32Array(2)).join(" ");
-  history.replaceState({ entry }, "");
+  entry = history.state?.entry;
+  if (!entry) {
+    entry = crypto.getRandomValues(new Uint32Array(2)).join(" ");
+    try {
+      history.replaceState({ entry }, "");
+    } catch {
+      // Browsers limit how often this is done in a minute; the entry then counts as new when it is shown again.
+    }
+  }
   return scrolled.get(entry);
 }
 

@@ -44,7 +44,7 @@ function render(data, actions) {
   return [
     attention(data),
     h("div", { class: "tiles" },
-      compared("Spent today", today, "spent_usd", "yesterday by this time", "today"),
+      compared("Spent today, UTC", today, "spent_usd", "yesterday by this time", "today"),
       compared("Spent in 7 days", week, "spent_usd", "in the 7 days before", "week"),
       compared("Saved in 7 days", week, "saved_usd", "in the 7 days before", "saved", "By caching, against the same calls without a cache"),
       compared("Lost in 7 days", week, "lost_usd", "in the 7 days before", "lost", "What cache misses cost above the price of a cache read"),
