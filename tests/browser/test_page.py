@@ -430,6 +430,17 @@ def test_another_view_begins_at_its_top_and_takes_the_focus_from_the_link_to_it(
     assert page.run("return [document.activeElement.id, window.scrollY]") == ["main", 0]
 
 
+def test_choosing_an_order_keeps_what_was_typed_into_the_filters(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("sessions", heading="Sessions")
+    page.element("#filter-search").send_keys("away")
+    page.run(
+        "const e = document.querySelector('#filter-order'); e.value = 'lost true'; e.dispatchEvent(new Event('change'))"
+    )
+    page.wait_until(lambda: "sort=lost" in page.driver.current_url)
+    assert "search=away" in page.driver.current_url
+
+
 def test_back_shows_a_view_where_it_was_left(page: Page) -> None:
     store = MemoryStore()
     store.append([session_started_event(f"s{number:02}", at=time.time() - number) for number in range(60)]).result(10)

@@ -71,7 +71,7 @@ function filters({ wanted, isFiltered, link, order }, rows) {
   const orders = ORDERS.some(([value]) => value === order) ? ORDERS : [...ORDERS, [order, "As the column says"]];
   return h("form", { class: "block", role: "search", "aria-label": "Filter sessions", submit },
     offers(rows),
-    h("div", { class: "fields" }, first, h("p", {}, h("label", { for: "filter-order" }, "Order"), h("select", { id: "filter-order", name: "order", "data-key": "filter order", change: (event) => { location.hash = link(sortedBy(event.target.value)); } },
+    h("div", { class: "fields" }, first, h("p", {}, h("label", { for: "filter-order" }, "Order"), h("select", { id: "filter-order", name: "order", "data-key": "filter order", change: (event) => event.target.form.requestSubmit() },
       orders.map(([value, label]) => h("option", { value, selected: value === order }, label))))),
     h("details", { class: "filters", "aria-label": "More filters", open: isFiltered || !matchMedia("(max-width: 640px)").matches }, h("summary", { "data-key": "filters" }, "Filters"), h("div", { class: "fields" }, others,
       h("p", {}, h("label", { for: "filter-verdict" }, "Lost by"), h("select", { id: "filter-verdict", name: "verdict", "data-key": "filter verdict" },
