@@ -127,12 +127,15 @@ def test_sessions_stop_being_live_without_another_event(page: Page) -> None:
         page.driver.get("about:blank")
         run_timers_early = "const set = setInterval; setInterval = (run, ms) => set(run, ms > 5000 ? 500 : ms)"
         script = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": run_timers_early})
-        page.open("overview", heading="Overview")
-        assert len(page.elements("section[aria-label='Live sessions'] tbody tr")) == 10
-        assert "The newest 10 of 12; all sessions" in page.text("main")
-        clock.advance(400)
-        page.wait_until(lambda: "Nothing recorded in the last two weeks" in page.text("main"))
-        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        try:
+            page.open("overview", heading="Overview")
+            assert len(page.elements("section[aria-label='Live sessions'] tbody tr")) == 10
+            assert "The newest 10 of 12; all sessions" in page.text("main")
+            clock.advance(400)
+            page.wait_until(lambda: "Nothing recorded in the last two weeks" in page.text("main"))
+        finally:
+            # All tests share the browser.
+            page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
         page.leave()
 
 
