@@ -180,6 +180,10 @@ def test_clients_add_up_to_their_sessions(db: Path) -> None:
         assert {figure: row[figure] for figure in FIGURES} == pytest.approx(to_floats(expected[name])), name
     # Half of Claude Code's calls were improved, and half could have been.
     claude = clients["Claude Code"]
+    listed = json.loads(run("sessions", "list", "--db", str(db), "--client", "Claude Code", "--json"))
+    assert {row["id"] for row in listed} == {
+        id for id, row in read_sessions("report", "--db", str(db)).items() if row["client"] == "Claude Code"
+    }
     assert claude["planned_usd"] < claude["observed_usd"] < claude["unplanned_usd"]
 
 

@@ -46,16 +46,6 @@ from holdfast.types.prompt import HistoryEntry, Stability, drop_thinking
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
 
-CLIENTS = {
-    "claude-cli": "Claude Code",
-    "codex_cli_rs": "Codex",
-    "codex_exec": "Codex",
-    "GeminiCLI": "Gemini CLI",
-    "opencode": "opencode",
-    "pi": "pi",
-}
-"""Names in user agents -> names of the clients whose transcripts `audit` reads."""
-
 LOGS_A_TASK = 16  # As many as take about a second, so that both processors end at the same time.
 
 
@@ -299,7 +289,7 @@ class _Fold:
                 self._filter_entries(drop_thinking)
             case GatewayForwarded(client=client):
                 self.is_forwarded = True
-                self.client = self.client or CLIENTS.get(client, client)
+                self.client = self.client or client
             case CachePinged(kind=kind, cost_usd=cost) if self.is_forwarded and kind != "prewarm":
                 self.keep_alive_usd += round_usd(cost)
             case ExplicitCacheChanged(cost_usd=cost, storage_cost_usd=storage) if self.is_forwarded:

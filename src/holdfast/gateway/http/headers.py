@@ -26,6 +26,13 @@ _HOP_BY_HOP = frozenset(
 )
 _NOT_SENT = _HOP_BY_HOP | {b"expect"}
 CLIENT_CHARACTERS_MAX = 60
+_CLIENT_NAMES = {
+    "claude-cli": "Claude Code",
+    "codex_cli_rs": "Codex",
+    "codex_exec": "Codex",
+    "GeminiCLI": "Gemini CLI",
+}
+"""Products in user agents -> the programs' own names, by which `audit` lists their transcripts."""
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
 
 
@@ -65,10 +72,11 @@ def get_header_value(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> b
 
 
 def name_client(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The program that sent a request: the first product of its user agent, without the version."""
+    """The program that sent a request: the first product of its user agent, without the version, or its own name."""
     product = (get_header_value(headers, b"user-agent") or b"").decode("latin-1").partition(" ")[0]
     name = re.split(r"/v?[0-9]", product)[0].replace("/", " ")
-    return re.sub(r"[^\w. @+-]", "", name)[:CLIENT_CHARACTERS_MAX]
+    name = re.sub(r"[^\w. @+-]", "", name)[:CLIENT_CHARACTERS_MAX]
+    return _CLIENT_NAMES.get(name, name)
 
 
 def _is_ours(name: bytes) -> bool:
