@@ -186,16 +186,7 @@ def _sum_calls(
             continue
         call, usage, rates = entry.call, entry.usage, entry.rates
         sums = result.groups.setdefault(f"{format_day(call.at)} {call.model or ''}", KindSums())
-        tokens = (
-            usage.cache_read,
-            usage.cache_write_5m,
-            usage.cache_write_1h,
-            usage.cache_write_other,
-            usage.input,
-            usage.output - call.thinking_tokens,
-            call.thinking_tokens,
-            0,
-        )
+        tokens = (*_list_prompt_tokens(usage), usage.output - call.thinking_tokens, call.thinking_tokens, 0)
         sums.calls += 1
         sums.hits += usage.cache_read > 0
         for kind, count in enumerate(tokens):
@@ -227,6 +218,11 @@ def _sum_calls(
         ):
             ttl_saved += _price_longer_ttl(audited[index - 1], entry, lost if "expired" in cause else 0)
     result.longer_ttl = ttl_saved
+
+
+def _list_prompt_tokens(usage: Usage) -> tuple[int, ...]:
+    """In the order of `KINDS`."""
+    return (usage.cache_read, usage.cache_write_5m, usage.cache_write_1h, usage.cache_write_other, usage.input)
 
 
 def _judge_audited(audited: Sequence[_AuditedCall], prices: PriceLookup) -> list[Verdict | None]:
@@ -336,15 +332,7 @@ class _ContextTracker:
             return
         price = 0.0
         if entry.rates is not None:
-            usage, pico = entry.usage, entry.rates.pico
-            prompt = (
-                usage.cache_read,
-                usage.cache_write_5m,
-                usage.cache_write_1h,
-                usage.cache_write_other,
-                usage.input,
-            )
-            price = sum(map(int.__mul__, prompt, pico)) / sent
+            price = sum(map(int.__mul__, _list_prompt_tokens(entry.usage), entry.rates.pico)) / sent
         for name, tokens in self._in_context.items():
             if tokens:
                 sums = self.sources.setdefault(name, SourceSums())
@@ -403,8 +391,7 @@ class _TriedCompaction:
         """What the removed tokens cost in this call: read as far as it read, and at the price of the rest otherwise."""
         read_share = min(1.0, usage.cache_read / old_tokens) if old_tokens else 1.0
         unread = usage.tokens_sent - usage.cache_read
-        prompt = (usage.cache_write_5m, usage.cache_write_1h, usage.cache_write_other, usage.input)
-        unread_price = sum(map(int.__mul__, prompt, pico[1:5])) / unread if unread else 0.0
+        unread_price = sum(map(int.__mul__, _list_prompt_tokens(usage)[1:], pico[1:])) / unread if unread else 0.0
         return round(self._removed * (read_share * pico[0] + (1 - read_share) * unread_price))
 
 
