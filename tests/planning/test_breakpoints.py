@@ -1,9 +1,13 @@
-"""Placement of cache breakpoints."""
+"""Placement of cache breakpoints, and what writing at one costs."""
+
+import datetime
+from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.schema import CacheRules
+from holdfast.catalog.schema import CacheRules, Price
 from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.planning.plan import cache_write_rate
 from holdfast.types.prompt import Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
@@ -179,3 +183,10 @@ def test_an_implicit_cache_gets_no_breakpoints() -> None:
     request_buffer = RequestBuffer(Lines(), len)
     request_buffer.extend([system_block(), message_block()])
     assert not place_breakpoints(request_buffer, CacheRules(kind="implicit", tokens_min=1024)).breakpoints
+
+
+def test_writing_for_12_hours_costs_its_own_rate_where_that_is_known() -> None:
+    one = Decimal(1)
+    price = Price(datetime.date(2026, 1, 1), one, one, one, one, one, cache_write_other=Decimal(2))
+    known = msgspec.structs.replace(price, cache_write_12h=Decimal(4))
+    assert [cache_write_rate("30m", known), cache_write_rate("12h", known), cache_write_rate("12h", price)] == [2, 4, 2]

@@ -96,8 +96,10 @@ def cache_write_rate(ttl: Ttl, price: Price) -> Decimal:
             return price.cache_write_5m
         case "1h":
             return price.cache_write_1h
-        case "30m" | "12h":
+        case "30m":
             return price.cache_write_other
+        case "12h":
+            return price.cache_write_12h or price.cache_write_other
 
 
 def _tokens_upto(breakpoints: Sequence[Breakpoint], buffer: PromptShape, prompt_tokens: int) -> list[int]:

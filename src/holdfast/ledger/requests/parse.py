@@ -12,6 +12,7 @@ from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.errors import HoldfastError, ProviderError, UserError
 from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.planning.plan import cache_write_rate
 from holdfast.providers import cache_inputs
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.providers.errors import decoding_errors
@@ -171,15 +172,7 @@ def rewrite_cost_usd(request: ParsedRequest, tokens: int, price: Price) -> Decim
     breakpoints = request.effective_breakpoints
     write_price = price.input
     if request.row is not None and request.row.cache.kind in ("explicit", "hybrid"):
-        match breakpoints[-1].ttl if breakpoints else "5m":
-            case "5m":
-                write_price = price.cache_write_5m
-            case "1h":
-                write_price = price.cache_write_1h
-            case "30m":
-                write_price = price.cache_write_other
-            case "12h":
-                write_price = price.cache_write_12h or price.cache_write_other
+        write_price = cache_write_rate(breakpoints[-1].ttl if breakpoints else "5m", price)
     # rewrite = tokens * max(0, write_price - read_price) / 10**6, where write_price is that of the last breakpoint's
     # TTL, or the input price where the provider charges nothing extra for writing.
     return tokens * max(Decimal(0), write_price - price.cache_read) / _MILLION
