@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json, track_progress
 from holdfast.cli.instructions.open import explain_missing_package
 from holdfast.cli.open_store import (
     load_configured_models,
@@ -133,7 +133,6 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     Removed: prompts, replies, tool results, plans and verdicts. Kept: the start and end of a session, its calls and
     their cost, caches and pings, delegations, model switches, tool calls by name and hash, and confirmations.
     """
-    from holdfast.cli.format import track_progress
     from holdfast.stores.maintenance import RETAINED_EVENT_TYPES
 
     before = _prune_before(older_than)
@@ -187,7 +186,6 @@ def export_events(
 
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
-    from holdfast.cli.format import track_progress
     from holdfast.stores.export import export_lines
 
     now = system_clock()
@@ -236,7 +234,6 @@ def import_events(file: IO[bytes], db: str | None) -> None:
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    from holdfast.cli.format import track_progress
     from holdfast.stores.export import ImportedSession, import_lines, read_export_header
 
     deployment = read_export_header(file, file.name).deployment
@@ -275,7 +272,6 @@ def _open_database(
 
 def _catch_up(log: "DatabaseEventLog") -> int:
     """Roll up the sessions that are not in the tables yet; returns their number."""
-    from holdfast.cli.format import track_progress
 
     entered = 0
     for session_id in track_progress(log.iter_pending_sessions(), "sessions", log.read_facts().pending_sessions):

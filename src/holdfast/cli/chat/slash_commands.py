@@ -24,9 +24,12 @@ from holdfast.compaction.models import CompactionMode
 from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES as MEMORY_NAMES
 from holdfast.engine.tools.permissions import CONFIRM_FOR
 from holdfast.errors import HoldfastError
+from holdfast.ledger.accounting import iter_entries
 from holdfast.ledger.calls import compute_turn_costs
 from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.runtime.config import default_skill_roots
 from holdfast.runtime.tools import builtin_tools
+from holdfast.sources.skills.library import read_skill_library
 
 EXIT_COMMANDS = ("exit", "quit")
 DESCRIPTION_CHARACTERS_MAX = 80
@@ -112,8 +115,6 @@ def _cost(chat: ChatSession, argument: str) -> None:
 
 
 def _cache(chat: ChatSession, argument: str) -> None:
-    from holdfast.ledger.accounting import iter_entries
-
     session, verdict = chat.session, None
     for entry in iter_entries(chat.log.read(session.id), chat.settings.models):
         verdict = entry.verdict or verdict
@@ -168,9 +169,6 @@ def _undo_compact(chat: ChatSession, argument: str) -> None:
 
 
 def _skills(chat: ChatSession, argument: str) -> None:
-    from holdfast.runtime.config import default_skill_roots
-    from holdfast.sources.skills.library import read_skill_library
-
     settings = chat.settings
     library = read_skill_library(default_skill_roots(settings.config, settings.environ, workspace=settings.workspace))
     skills = library.store.list_skills()

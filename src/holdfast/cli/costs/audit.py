@@ -18,7 +18,7 @@ from holdfast.cli.costs.report import (
     spending_options,
     write_spending,
 )
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, track_progress
 from holdfast.cli.open_store import (
     load_configured_models,
     open_configured_store,
@@ -258,7 +258,6 @@ def _list_audits(
 def _read_audits(states: "Sequence[FileState]", models: "Models", scope: "AuditScope") -> "Iterator[FileAudit]":
     if not states:
         return iter(())
-    from holdfast.cli.format import track_progress
     from holdfast.replay.audit import audit_files
 
     workers = min(WORKERS_MAX, os.cpu_count() or 1)
@@ -371,7 +370,6 @@ def _read_transcripts(
 
 
 def _replay(source: _Source, models: "Models", scope: "AuditScope", wanted: set[tuple[str, str]]) -> "ReplayReport":
-    from holdfast.cli.format import track_progress
     from holdfast.replay.audit import PriceLookup
     from holdfast.replay.counterfactual import replay_transcripts
     from holdfast.replay.recording import deduplicate_transcripts

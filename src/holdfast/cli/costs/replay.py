@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.format import format_count, print_json
+from holdfast.catalog.lookup import find_model
+from holdfast.cli.format import format_count, print_json, track_progress
 from holdfast.cli.open_store import load_configured_models
 from holdfast.cli.options import json_option
 from holdfast.cli.tables import print_table
 from holdfast.errors import UserError
-from holdfast.replay.comparison import ALL_POLICIES, PolicyFactory, PolicyRow
+from holdfast.replay.comparison import ALL_POLICIES, PolicyFactory, PolicyRow, ReplayTotals, compare_policies
+from holdfast.replay.model_accuracy import format_model_fit, measure_model_fit
+from holdfast.replay.playback import OnRequest, ReplaySetting, make_replay_setting
+from holdfast.replay.recording import Recording
+from holdfast.types.json_encoding import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +27,6 @@ if TYPE_CHECKING:
     from holdfast.catalog.schema import Model
     from holdfast.cli.costs.entry_points import EntryPoint
     from holdfast.compaction.models import CompactionMode
-    from holdfast.replay.comparison import ReplayTotals
-    from holdfast.replay.playback import OnRequest, ReplaySetting
 
 
 @click.command("replay")
@@ -77,8 +80,6 @@ def command(
     cost. --via shows what a gateway with --improve, a session or a wrapped client would have sent and paid; for a model
     without breakpoints of its own, such as Gemini's, it shows only these.
     """
-    from holdfast.catalog.lookup import find_model
-    from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
 
     if requests_out is not None and (policy == ALL_POLICIES or via):
@@ -104,9 +105,6 @@ def command(
 def _replay_simulated(files: tuple[Path, ...], model: "Model", via: tuple[str, ...], *, as_json: bool) -> None:
     """The entry points alone, at the provider's simulator: a cache without breakpoints leaves no policy to compare."""
     from holdfast.cli.costs.entry_points import create_player, play_simulated
-    from holdfast.cli.format import track_progress
-    from holdfast.replay.playback import ReplaySetting
-    from holdfast.replay.recording import Recording
     from holdfast.replay.trace_files import read_traces
 
     setting = ReplaySetting(model, model.cache, model.cache)
@@ -144,13 +142,9 @@ def _replay_all(
     *,
     compaction: "CompactionMode | None",
     requests_out: Path | None,
-) -> "ReplayTotals":
-    from holdfast.cli.format import track_progress
+) -> ReplayTotals:
     from holdfast.compaction.models import CompactionConfig
     from holdfast.replay.compaction import compact_recording
-    from holdfast.replay.comparison import ReplayTotals, compare_policies
-    from holdfast.replay.model_accuracy import measure_model_fit
-    from holdfast.replay.recording import Recording
     from holdfast.replay.trace_files import read_traces
 
     totals = ReplayTotals()
@@ -177,8 +171,6 @@ def _replay_all(
 
 
 def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRequest":
-    from holdfast.types.json_encoding import encode_json
-
     def write_request(policy: str, at: float, body: bytes) -> None:
         # Raw keeps the body byte for byte as it would be sent.
         write(encode_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
@@ -186,9 +178,7 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRe
     return write_request
 
 
-def _show(totals: "ReplayTotals") -> None:
-    from holdfast.replay.model_accuracy import format_model_fit
-
+def _show(totals: ReplayTotals) -> None:
     report = totals.build_report()
     print_policies(report.policies)
     played = f"{format_count(report.conversations, 'conversation')}, {format_count(report.calls, 'call')}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from holdfast.cli.format import draw_sparkline, format_count, print_json
+from holdfast.cli.format import draw_sparkline, format_count, print_json, track_progress
 from holdfast.cli.open_store import (
     load_configured_models,
     open_configured_store,
@@ -196,7 +196,6 @@ def _audit_logs(
     *,
     address: str,
 ) -> "Iterator[AuditedSession]":
-    from holdfast.cli.format import track_progress
     from holdfast.replay.audit import PriceLookup
     from holdfast.replay.stored_sessions import audit_logs, audit_logs_in_processes
     from holdfast.stores.open import open_store

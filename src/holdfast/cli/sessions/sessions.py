@@ -19,9 +19,31 @@ from holdfast.cli.open_store import (
 )
 from holdfast.cli.options import OptionValueError, db_option, json_option, parse_time_option
 from holdfast.clock import system_clock
+from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
+from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
 from holdfast.errors import UserError
-from holdfast.ledger.accounting import LedgerEntry
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+)
+from holdfast.events.payloads.session import EpochOpened, SessionStarted
+from holdfast.ledger.accounting import LedgerEntry, iter_entries
+from holdfast.ledger.cache.prompt_cache import (
+    compute_cache_stats,
+    compute_token_stats,
+    iter_cache_breaks,
+    rank_cache_breaks,
+)
+from holdfast.ledger.cache.verdicts import NO_BREAKS, VerdictKind
+from holdfast.ledger.calls import explicit_cache_cost_usd, list_delegations, ping_cost_usd
+from holdfast.ledger.money import to_dollars
 from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.runtime.compaction import SessionCompactions, report_compactions
+from holdfast.sources.files import holdfast_home
+from holdfast.types.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +51,6 @@ if TYPE_CHECKING:
     from holdfast.events.log import Event
     from holdfast.ledger.analytics.queries import ListedSession
     from holdfast.ledger.layers import LayerSize
-    from holdfast.runtime.compaction import SessionCompactions
 
     LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
 
@@ -69,7 +90,6 @@ def command() -> None:
 def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort: str, **wanted: str | None) -> None:
     """List the stored sessions, newest activity first, with their calls, read share, spending and losses."""
     from holdfast.ledger.analytics.queries import SessionFilter, SessionOrdering, format_session_titles
-    from holdfast.ledger.cache.verdicts import VerdictKind
 
     now = system_clock()
     texts = {name: text for name in TIMES if (text := wanted[name]) is not None}
@@ -109,11 +129,7 @@ def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort
 @click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
 def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
-    from holdfast.events.payloads.calls import LlmCallFailed
-    from holdfast.ledger.accounting import iter_entries
-    from holdfast.ledger.calls import explicit_cache_cost_usd, list_delegations, ping_cost_usd
     from holdfast.ledger.layers import compute_layer_runs
-    from holdfast.runtime.compaction import report_compactions
 
     with open_configured_store(db) as log:
         session_id = resolve_session_id(log, session_id)
@@ -177,7 +193,6 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
 def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
     """Draw the prompts as bars, then explain every call whose prefix changed or that lost cached tokens."""
     from holdfast.cli.tables import get_table_width, print_text
-    from holdfast.ledger.cache.verdicts import NO_BREAKS
     from holdfast.ledger.layers import compute_layer_runs
 
     for line in draw_calls(calls, compute_layer_runs(events), get_table_width()):
@@ -201,9 +216,6 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Delete one session for good, with all its events and its long tool outputs stored in files."""
-    from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
-    from holdfast.sources.files import holdfast_home
-
     with open_configured_store(db, writable=True) as log:
         session_id = resolve_session_id(log, session_id)
         what = f"session {session_id} with {format_count(sum(1 for _ in log.read(session_id)), 'event')}"
@@ -224,10 +236,6 @@ def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) ->
 
 def _detail_lines(events: "list[Event]") -> "Iterator[str]":
     """Failed calls, the parent session, why the prefix is padded or not, and what the gateway did."""
-    from holdfast.events.payloads.calls import LlmCallFailed
-    from holdfast.events.payloads.session import EpochOpened, SessionStarted
-    from holdfast.types.usage import Usage
-
     # Failed calls with usage were billed and are listed with the others; these cost nothing.
     failed = (
         payload for event in events if isinstance(payload := event.payload, LlmCallFailed) and payload.usage == Usage()
@@ -252,12 +260,6 @@ def _detail_lines(events: "list[Event]") -> "Iterator[str]":
 def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
     """Show the cache counters, the tokens sent to each provider, and every cache break, largest first."""
     from holdfast.cli.tables import print_table
-    from holdfast.ledger.cache.prompt_cache import (
-        compute_cache_stats,
-        compute_token_stats,
-        iter_cache_breaks,
-        rank_cache_breaks,
-    )
 
     counters = msgspec.structs.asdict(compute_cache_stats(calls))
     tokens = {
@@ -365,8 +367,6 @@ def _line(
 
 def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
     """What could not be decoded of the calls of another client."""
-    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, RequestPrepared
-
     unreadable: Counter[str] = Counter()
     for event in events:
         match event.payload:
@@ -406,8 +406,6 @@ def describe_compactions(found: "SessionCompactions") -> "Iterator[str]":
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
     """How its calls were matched to one session, which anti-patterns can be fixed, and what a rewrite saves."""
-    from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.ledger.money import to_dollars
     from holdfast.replay.audit import PriceLookup
     from holdfast.replay.counterfactual import list_anti_patterns
     from holdfast.replay.stored_sessions import audit_stored_session
@@ -445,9 +443,7 @@ def history(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
 
     Compacted messages are included.
     """
-    from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
     from holdfast.engine.tools.builtin.history import parse_message_range
-    from holdfast.events.payloads.calls import LlmCallStarted
 
     numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
     if numbers is None:
