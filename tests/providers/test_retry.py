@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import FailureKind, ProviderError
-from holdfast.providers.errors import retry_delay
+from holdfast.providers.retry import retry_delay
 
 
 def failed(kind: FailureKind, retry_after: float | None = None) -> ProviderError:

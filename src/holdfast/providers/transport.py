@@ -13,7 +13,7 @@ from holdfast.clock import RandomSource, Sleep, system_random
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.connection_pool import REPLY_BYTES_MAX, PooledHost, Timeouts, acquire_host, release_host
-from holdfast.providers.errors import RETRY_ATTEMPTS_MAX, retry_delay
+from holdfast.providers.retry import RETRY_ATTEMPTS_MAX, retry_delay
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, OnRetry
 from holdfast.redaction import REDACTION_MASK
 from holdfast.types.json_encoding import sha256_hex

@@ -22,8 +22,9 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Endpoint, ExplicitCacheEntry
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import encode_anthropic_block
-from holdfast.providers.errors import classify_status, get_header, retry_delay
+from holdfast.providers.errors import classify_status, get_header
 from holdfast.providers.registry import Provider, get_provider
+from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire_request import OnRetry
 from holdfast.simulator.anthropic.api import AnthropicApi
 from holdfast.simulator.anthropic.validation import check_anthropic_window

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from holdfast.errors import FailureKind
-from holdfast.providers.errors import retry_delay
 from holdfast.providers.openai_common import (
     decode_openai_error,
     decode_openai_stream_error,
     encode_openai_error,
     encode_openrouter_error,
 )
+from holdfast.providers.retry import retry_delay
 
 
 def body(**fault: object) -> bytes:
