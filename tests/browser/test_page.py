@@ -423,8 +423,8 @@ def test_another_view_begins_at_its_top_and_takes_the_focus_from_the_link_to_it(
 ) -> None:
     page.url = sample_service.url
     page.resize(1280, 500)
-    page.open("overview", heading="Overview")
-    link = page.elements("section[aria-label='Live sessions'] tbody a")[-1]
+    page.open("sessions", heading="Sessions")
+    link = page.elements("[data-session] a")[-1]
     link.send_keys(Keys.ENTER)
     page.wait_until(lambda: "Prompts by call" in page.text("main"))
     assert page.run("return [document.activeElement.id, window.scrollY]") == ["main", 0]
