@@ -39,7 +39,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 def has_too_many_values(raw: bytes) -> bool:
     """Whether JSON has more than JSON_VALUES_MAX values; found without decoding it."""
-    if raw.count(b",") <= JSON_VALUES_MAX:
+    # A value and its comma have two bytes at least.
+    if len(raw) <= 2 * JSON_VALUES_MAX or raw.count(b",") <= JSON_VALUES_MAX:
         return False
     # Each value has at most two strings, its name and itself, with two quotes each.
     if raw.count(b'"') - raw.count(b'\\"') > 4 * JSON_VALUES_MAX:
