@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,7 @@ from holdfast.gateway.recording.worker_process import (
     RecorderProcess,
     RecorderSetup,
     RequestMessage,
+    StatusMessage,
     SynchronousQueue,
 )
 from holdfast.gateway.routes import Target
@@ -641,6 +643,34 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_recorder_that_is_ended_while_it_waits_for_a_response_gives_up_no_call(tmp_path: Path) -> None:
+    db = str(tmp_path / "store.db")
+    process = RecorderProcess((RECORDER_MODULE,), RecorderSetup(db, simulated=False), tmp_path / "spool")
+    exchange = Exchange(TARGET, [], GatewayCaller("account"), time.time())
+    request, end = (msgspec.msgpack.decode(frame, type=RequestMessage | EndMessage) for frame in make_messages(0))
+    exchange.add_request_bytes(request.body or b"")
+    process.on_request(exchange)
+    for restarts in range(FAILED_STARTS_MAX + 1):
+        wait_until(lambda: has_call(db, exchange.id) and process._status == StatusMessage(is_reading=False))
+        assert process._process is not None
+        process._process.kill()
+        wait_until(partial(lambda count: process.restarts > count, restarts))
+
+    async def respond() -> None:
+        exchange.status, exchange.end = 200, "whole"
+        exchange.add_response_bytes(end.body or b"")
+        durable = process.on_end(exchange)
+        assert durable is not None
+        await asyncio.wait_for(durable, SECONDS_MAX)
+
+    asyncio.run(respond())
+    wait_until(lambda: process._status.recorded == 1 or process.lost_count > 0)
+    process.close()
+    assert process.lost_count == 0
+    with closing(open_store(db)) as store:
+        assert count_calls(store) == ([exchange.id], ["msg_0"], 0)
 
 
 def test_a_recorder_that_cannot_be_started_is_started_once_that_is_possible(

@@ -24,7 +24,7 @@ from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderS
 from holdfast.stores.sql import records
 
 SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "60"))
-BROKEN_SEEDS = range(272, 392)
+BROKEN_SEEDS = range(180, 300)
 """The first of them find each broken part soon. The rarest is a call that has waited to begin, and begins late."""
 
 BATCHES = 6

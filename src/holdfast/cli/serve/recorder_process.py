@@ -87,7 +87,7 @@ class _Recording:
         self._failed_starts = setup.failed_starts
         self._recorded = self._lost = 0
         self._unstorable: Counter[str] = Counter()
-        self._status = StatusMessage()
+        self._status: StatusMessage | None = None  # The first is always sent: it says that the recorder has started.
         self._is_gateway_alive = True
         self._own_spool = Path(setup.spool)
         self._looked_at = 0.0
@@ -153,10 +153,11 @@ class _Recording:
         if self._failed_starts >= FAILED_STARTS_MAX:
             current.skip_first()
         self._failed_starts = 0
-        self._is_reading = True
-        self._report("", reader)
         try:
             while True:
+                # One that is ended while it waits says nothing about an exchange: it has recorded what there was.
+                self._is_reading = reader.backlog_bytes > 0 or current.has_unconfirmed
+                self._report("", reader)
                 is_single = bool(self._single_frames)
                 frames_max = 1 if is_single else FRAMES_AT_ONCE
                 count = current.record_available(frames_max=frames_max, is_isolated=is_single)
