@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.serve import recorder_process
 from holdfast.cli.serve.recorder_process import FAILED_STARTS_MAX, RECORDER_MODULE
 from holdfast.clock import ManualClock, new_ulid
 from holdfast.engine.guard import WarningLog
@@ -671,6 +672,13 @@ def test_a_recorder_that_is_ended_while_it_waits_for_a_response_gives_up_no_call
     assert process.lost_count == 0
     with closing(open_store(db)) as store:
         assert count_calls(store) == ([exchange.id], ["msg_0"], 0)
+
+
+def test_a_recorder_ends_if_another_one_has_recorded_the_spool_of_its_killed_gateway(tmp_path: Path) -> None:
+    setup = RecorderSetup(str(tmp_path / "store.db"), simulated=True, spool=str(tmp_path / "spools" / "recorded"))
+    (tmp_path / "spools").mkdir()
+    recorder_process._Recording(setup).run()
+    assert list((tmp_path / "spools").iterdir()) == []
 
 
 def test_a_recorder_that_cannot_be_started_is_started_once_that_is_possible(

@@ -102,8 +102,12 @@ class _Recording:
             for folder in self._find_abandoned():
                 with contextlib.suppress(OSError), open_spool(folder) as reader:
                     self._record_spool(reader, folder.name)
-            with open_spool(self._own_spool, seconds_max=READER_SECONDS_MAX) as reader:
-                is_ended = self._record_spool(reader, self._own_spool.name, is_own=True)
+            try:
+                with open_spool(self._own_spool, seconds_max=READER_SECONDS_MAX) as reader:
+                    is_ended = self._record_spool(reader, self._own_spool.name, is_own=True)
+            except FileNotFoundError:
+                # This gateway was killed, and the recorder of another one has recorded what it left.
+                return
 
     def _find_abandoned(self) -> list[Path]:
         self._looked_at = time.monotonic()
